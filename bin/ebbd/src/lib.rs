@@ -159,8 +159,8 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
         settings,
         vm_user: arguments.vm_user.clone(),
     };
-    let shared = registry::Shared {
-        pool: pool::Shared::open(&run_dir).context("the pool's record, pool.json")?,
+    let shared = registry::SharedByVms {
+        pool: pool::PoolRecord::open(&run_dir).context("the pool's record, pool.json")?,
         calibrated: calibration::Calibrated::open(&run_dir)
             .context("the calibration's record, calibration.json: remove it")?,
         table: table(&run_dir),

@@ -45,7 +45,7 @@ pub use residency::dead::Witness;
 pub use residency::digests::Digests;
 pub use residency::huge::HeldHuge;
 pub use residency::judge::{Judge, NothingKnown};
-pub use residency::resting::{Disk, NoDisk};
+pub use residency::resting::{GuestDisk, NoDisk};
 pub use residency::view::View;
 pub use support::counters::Counters;
 pub use support::latency::Latency;

@@ -24,7 +24,7 @@ use crate::give_back::Returner;
 use crate::guest::tables::GuestTables;
 use crate::reclaim::claim::Blocks;
 use crate::residency::Residency;
-use crate::residency::resting::Disk;
+use crate::residency::resting::GuestDisk;
 use crate::residency::view::View;
 use crate::support::counters::Counters;
 use crate::support::panics::Panics;
@@ -44,7 +44,7 @@ pub struct Parts {
     /// Where the content of evicted frames is saved.
     pub store: Box<dyn Store>,
     /// The guest's disks, whose blocks may equal the content of frames, which then need no write.
-    pub disk: Box<dyn Disk>,
+    pub disk: Box<dyn GuestDisk>,
     /// The key of content digests, which the disk uses as well.
     pub digest_key: Arc<DigestKey>,
 }

@@ -4,7 +4,7 @@ use self::dead::Dead;
 use self::digests::Digests;
 use self::kept::Kept;
 use self::owners::Owners;
-use self::resting::{Disk, Resting};
+use self::resting::{GuestDisk, Resting};
 use self::view::View;
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -35,7 +35,7 @@ pub mod view;
 pub struct Residency {
     frames: Arc<Frames>,
     store: Box<dyn Store>,
-    disk: Box<dyn Disk>,
+    disk: Box<dyn GuestDisk>,
     resting: Resting,
     /// Digests of the content of disk-backed frames.
     digests: OnceLock<Digests>,
@@ -53,7 +53,7 @@ impl Residency {
     pub(crate) fn new(
         frames: &Arc<Frames>,
         store: Box<dyn Store>,
-        disk: Box<dyn Disk>,
+        disk: Box<dyn GuestDisk>,
         digest_key: Arc<DigestKey>,
     ) -> io::Result<Residency> {
         let (end, usage) = (frames.ram().end().0, store.usage());
@@ -104,7 +104,7 @@ impl Residency {
     }
 
     /// The guest's disks.
-    pub(crate) fn disk(&self) -> &dyn Disk {
+    pub(crate) fn disk(&self) -> &dyn GuestDisk {
         &*self.disk
     }
 

@@ -9,7 +9,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use ebb_ledger::Content;
-use ebb_pager::{Digest, DigestKey, Disk, IoMapping, NothingKnown, Pager, Parts};
+use ebb_pager::{Digest, DigestKey, GuestDisk, IoMapping, NothingKnown, Pager, Parts};
 use ebb_store::Page;
 use ebb_units::{FrameRange, Gfn};
 use testkit::{require, until};
@@ -48,7 +48,7 @@ impl IoMapping for Mapped {
 /// A disk of one block, which holds this page.
 struct OnePage(Page, Arc<DigestKey>);
 
-impl Disk for OnePage {
+impl GuestDisk for OnePage {
     fn find(&self, digest: &Digest) -> Option<u64> {
         (*digest == self.1.digest(&self.0)).then_some(0)
     }

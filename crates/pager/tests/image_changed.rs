@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use ebb_ledger::Content;
-use ebb_pager::{Digest, DigestKey, Digests, Disk, NothingKnown, Pager, Parts};
+use ebb_pager::{Digest, DigestKey, Digests, GuestDisk, NothingKnown, Pager, Parts};
 use ebb_store::Page;
 use ebb_units::{FrameRange, Gfn};
 use testkit::{require, until};
@@ -29,7 +29,7 @@ impl Image {
     }
 }
 
-impl Disk for Image {
+impl GuestDisk for Image {
     fn find(&self, digest: &Digest) -> Option<u64> {
         let is_it = |block: &Page| self.1.digest(block) == *digest;
         self.0.lock().unwrap().iter().position(is_it).map(|at| at as u64)

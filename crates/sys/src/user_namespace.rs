@@ -21,7 +21,7 @@ pub const GROUPS_ADVICE: &str =
 
 /// Why this user, with these capabilities, cannot start processes as other users, and what to do.
 /// `None`: it can.
-pub fn privilege_obstacle(uid: u32, has: CapabilitySet) -> Option<(String, &'static str)> {
+pub fn missing_privilege(uid: u32, has: CapabilitySet) -> Option<(String, &'static str)> {
     if has.contains(CapabilitySet::SETUID | CapabilitySet::SETGID) {
         return None;
     }
@@ -79,14 +79,14 @@ impl UserNamespace {
 
     /// Why no process here can give up its groups, as each process that changes its user does.
     /// `None`: it can.
-    pub fn group_obstacle(&self) -> Option<String> {
+    pub fn group_restriction(&self) -> Option<String> {
         let why = "its user namespace forbids setgroups(2), as one of unshare -r does";
         (!self.sets_groups).then(|| why.into())
     }
 
     /// Why no process here can be this user, and what to do. `None`: it can.
-    pub fn obstacle(&self, user: User) -> Option<String> {
-        if let Some(why) = self.group_obstacle() {
+    pub fn user_restriction(&self, user: User) -> Option<String> {
+        if let Some(why) = self.group_restriction() {
             return Some(format!("{why}, so QEMU cannot be another user: {GROUPS_ADVICE}"));
         }
         let ((uid, gid), (last_uid, last_gid)) = (user.of(0), user.of(PIDS - 1));
@@ -158,7 +158,7 @@ mod tests {
         let host = namespace("         0          0 4294967295\n", "allow\n");
         assert!(host.is_whole());
         for user in [ROOT, OWN, User::Fixed { uid: u32::MAX - 1, gid: 7 }] {
-            assert_eq!(host.obstacle(user), None);
+            assert_eq!(host.user_restriction(user), None);
         }
     }
 
@@ -167,22 +167,22 @@ mod tests {
         let two = namespace("0 1000 1\n1 100000 65536\n", "allow\n");
         assert!(!two.is_whole());
         assert_eq!(two.users(), "0, 1 to 65536");
-        assert_eq!(two.obstacle(ROOT), None);
-        assert_eq!(two.obstacle(User::Fixed { uid: 65536, gid: 1 }), None);
-        let why = two.obstacle(OWN).unwrap();
+        assert_eq!(two.user_restriction(ROOT), None);
+        assert_eq!(two.user_restriction(User::Fixed { uid: 65536, gid: 1 }), None);
+        let why = two.user_restriction(OWN).unwrap();
         for word in ["user namespace", "1879048192", "1 to 65536", "--user", "--privileged"] {
             assert!(why.contains(word), "{word}: {why}");
         }
-        let why = two.obstacle(User::Fixed { uid: 5, gid: 65537 }).unwrap();
+        let why = two.user_restriction(User::Fixed { uid: 5, gid: 65537 }).unwrap();
         assert!(why.contains("no group 65537"), "{why}");
         // A part of the numbers that it may get is not enough.
         let part = namespace("1879048192 0 1000\n", "allow\n");
-        assert!(part.obstacle(OWN).is_some());
+        assert!(part.user_restriction(OWN).is_some());
     }
 
     #[test]
     fn groups_that_cannot_be_given_up_are_told() {
-        let why = namespace("0 0 1\n", "deny\n").obstacle(ROOT).unwrap();
+        let why = namespace("0 0 1\n", "deny\n").user_restriction(ROOT).unwrap();
         assert!(why.contains("setgroups") && why.contains("--privileged"), "{why}");
         assert!(!why.contains("--user"), "{why}");
     }
@@ -190,10 +190,10 @@ mod tests {
     #[test]
     fn who_may_not_change_users_hears_what_to_do() {
         let both = CapabilitySet::SETUID | CapabilitySet::SETGID;
-        assert_eq!(privilege_obstacle(1000, both), None);
-        let (why, advice) = privilege_obstacle(1000, CapabilitySet::empty()).unwrap();
+        assert_eq!(missing_privilege(1000, both), None);
+        let (why, advice) = missing_privilege(1000, CapabilitySet::empty()).unwrap();
         assert!(why.contains("user 1000") && advice.contains("as root"), "{why}: {advice}");
-        let (why, advice) = privilege_obstacle(0, CapabilitySet::SETUID).unwrap();
+        let (why, advice) = missing_privilege(0, CapabilitySet::SETUID).unwrap();
         assert!(why.contains("CAP_SETGID") && advice.contains("--cap-add"), "{why}: {advice}");
     }
 

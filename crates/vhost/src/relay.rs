@@ -157,7 +157,7 @@ impl Relay {
         let stream = match UnixStream::connect(&self.path) {
             Ok(stream) => stream,
             Err(error) => {
-                if let Some(why) = self.obstacle(&error) {
+                if let Some(why) = self.connect_failure(&error) {
                     tracing::error!("{}: {why}", self.path.display());
                 }
                 return Ok(None);
@@ -181,7 +181,7 @@ impl Relay {
 
     /// Returns what to log about a device that cannot be connected to. It is logged once, since the
     /// connection is tried again and again. A device that is not there yet is not logged.
-    fn obstacle(&mut self, error: &io::Error) -> Option<String> {
+    fn connect_failure(&mut self, error: &io::Error) -> Option<String> {
         use io::ErrorKind as Kind;
         let kind = error.kind();
         if matches!(kind, Kind::NotFound | Kind::ConnectionRefused | Kind::Interrupted)
@@ -327,7 +327,7 @@ mod tests {
     fn what_is_in_the_way_of_a_device_is_told_once() {
         let (stream, _front_end) = UnixStream::pair().unwrap();
         let mut relay = Relay::new(stream, Path::new("/device"));
-        let mut told = |kind: io::ErrorKind| relay.obstacle(&kind.into());
+        let mut told = |kind: io::ErrorKind| relay.connect_failure(&kind.into());
         assert_eq!(told(io::ErrorKind::NotFound), None);
         let closed = told(io::ErrorKind::PermissionDenied).unwrap();
         assert!(closed.contains("no privilege") && !closed.contains('\n'), "{closed}");

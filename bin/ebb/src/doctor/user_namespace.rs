@@ -3,7 +3,7 @@
 use std::io;
 
 use ebb_sys::confine::CapabilitySet;
-use ebb_sys::user_namespace::{ADVICE, GROUPS_ADVICE, UserNamespace, privilege_obstacle};
+use ebb_sys::user_namespace::{ADVICE, GROUPS_ADVICE, UserNamespace, missing_privilege};
 use rustix::process::geteuid;
 
 use super::finding::Finding;
@@ -14,18 +14,18 @@ const COST: &str = "ebb run cannot give a QEMU a user that no other process has"
 pub fn check() -> Finding {
     let has =
         rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |has| has.effective);
-    judge(UserNamespace::own(), privilege_obstacle(geteuid().as_raw(), has))
+    judge(UserNamespace::own(), missing_privilege(geteuid().as_raw(), has))
 }
 
-fn judge(namespace: io::Result<UserNamespace>, obstacle: Option<(String, &str)>) -> Finding {
+fn judge(namespace: io::Result<UserNamespace>, missing: Option<(String, &str)>) -> Finding {
     let namespace = match namespace {
         Ok(namespace) => namespace,
         Err(error) => return Finding::missing(CHECK, error.to_string(), COST, "mount /proc"),
     };
-    if let Some(why) = namespace.group_obstacle() {
+    if let Some(why) = namespace.group_restriction() {
         return Finding::degraded(CHECK, why, COST, GROUPS_ADVICE);
     }
-    if let Some((why, advice)) = obstacle {
+    if let Some((why, advice)) = missing {
         return Finding::degraded(CHECK, why, COST, advice);
     }
     match namespace.is_whole() {
@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn who_may_not_change_users_cannot_be_any() {
         let whole = UserNamespace::parse("0 0 4294967295", "0 0 4294967295", "allow").unwrap();
-        let told = judge(Ok(whole), privilege_obstacle(1000, CapabilitySet::empty()));
+        let told = judge(Ok(whole), missing_privilege(1000, CapabilitySet::empty()));
         assert_eq!(told.verdict, Verdict::Degraded);
         assert!(told.found.contains("user 1000"), "{}", told.found);
     }

@@ -21,7 +21,7 @@ const FILE: &str = "pool.json";
 pub(super) type Members = BTreeMap<VmName, Member>;
 
 /// The size of the pool, on record in the run directory. Its lock is not held while a VM is asked.
-pub struct Shared {
+pub struct PoolRecord {
     path: PathBuf,
     state: Mutex<State>,
 }
@@ -34,16 +34,16 @@ pub(super) struct State {
     pub(super) coming: BTreeMap<VmName, Share>,
 }
 
-impl Shared {
+impl PoolRecord {
     /// The pool that an earlier daemon left.
     ///
     /// # Errors
     /// The file exists and cannot be read.
-    pub fn open(run_dir: &Path) -> io::Result<Arc<Shared>> {
+    pub fn open(run_dir: &Path) -> io::Result<Arc<PoolRecord>> {
         let path = run_dir.join(FILE);
         let last = state_file::load_own::<PoolRequest>(&path)?;
         let bytes = last.and_then(|last| last.bytes);
-        Ok(Arc::new(Shared { path, state: Mutex::new(State { bytes, ..State::default() }) }))
+        Ok(Arc::new(PoolRecord { path, state: Mutex::new(State { bytes, ..State::default() }) }))
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -119,7 +119,7 @@ pub fn on_record(
     run_dir: &Path,
     records: &[Record],
 ) -> Result<(PoolStatus, BTreeMap<VmName, Option<u64>>), String> {
-    let bytes = Shared::open(run_dir).map_err(|error| error.to_string())?.bytes();
+    let bytes = PoolRecord::open(run_dir).map_err(|error| error.to_string())?.bytes();
     let member = |record: &Record| Some((record.name.clone(), Member::on_record(record)?));
     let members: Members = records.iter().filter_map(member).collect();
     let text = |refused: ApiError| refused.to_string();
@@ -220,12 +220,12 @@ mod tests {
     #[test]
     fn a_pool_is_kept() {
         let directory = tempfile::tempdir().unwrap();
-        let bytes = |shared: &Shared| shared.bytes();
-        let shared = Shared::open(directory.path()).unwrap();
+        let bytes = |shared: &PoolRecord| shared.bytes();
+        let shared = PoolRecord::open(directory.path()).unwrap();
         assert_eq!(bytes(&shared), None);
         shared.save(Some(4 << 30)).unwrap();
-        assert_eq!(bytes(&Shared::open(directory.path()).unwrap()), Some(4 << 30));
+        assert_eq!(bytes(&PoolRecord::open(directory.path()).unwrap()), Some(4 << 30));
         fs::write(directory.path().join(FILE), "no").unwrap();
-        assert!(Shared::open(directory.path()).is_err());
+        assert!(PoolRecord::open(directory.path()).is_err());
     }
 }

@@ -13,7 +13,7 @@ use ebb_api::{Calibration, VmName, advice};
 use ebb_store::Table;
 
 use super::listing::Listing;
-use super::pool;
+use super::pool::PoolRecord;
 use super::swap_dir::SwapDir;
 use super::vm_process::VmProcess;
 use crate::model::api_error::{Answer, ApiError, failed, not_allowed};
@@ -42,7 +42,7 @@ pub struct Daemon {
     /// Why VMs ended, for those that did not end by themselves.
     ended: Arc<Mutex<BTreeMap<VmName, String>>>,
     /// The pool.
-    pool: Arc<pool::Shared>,
+    pool: Arc<PoolRecord>,
     /// Measured speed of this host's tiers.
     calibrated: Arc<Calibrated>,
     /// The table in which swap files tell each other what they take; none: there is no room for it.
@@ -52,9 +52,9 @@ pub struct Daemon {
 }
 
 /// What all VMs of a daemon share.
-pub struct Shared {
+pub struct SharedByVms {
     /// See [`Daemon`].
-    pub pool: Arc<pool::Shared>,
+    pub pool: Arc<PoolRecord>,
     /// See [`Daemon`].
     pub calibrated: Arc<Calibrated>,
     /// See [`Daemon`].
@@ -63,8 +63,8 @@ pub struct Shared {
 
 impl Daemon {
     /// A daemon for a run directory that nobody else uses.
-    pub fn new(site: Site, swap_dir: SwapDir, shared: Shared, keys_on_disk: bool) -> Daemon {
-        let Shared { pool, calibrated, table } = shared;
+    pub fn new(site: Site, swap_dir: SwapDir, shared: SharedByVms, keys_on_disk: bool) -> Daemon {
+        let SharedByVms { pool, calibrated, table } = shared;
         let (vms, clearing, ended) = (Arc::default(), Arc::default(), Arc::default());
         Daemon { site, swap_dir, vms, clearing, ended, pool, calibrated, table, keys_on_disk }
     }
@@ -211,7 +211,7 @@ impl Daemon {
     }
 
     /// The pool.
-    pub fn pool(&self) -> &pool::Shared {
+    pub fn pool(&self) -> &PoolRecord {
         &self.pool
     }
 

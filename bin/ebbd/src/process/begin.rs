@@ -21,7 +21,7 @@ use crate::model::api_error::{Answer, ApiError, failed, not_allowed, unsaved};
 use crate::model::record::{Auto, Record, Totals};
 use crate::model::site::Site;
 use crate::model::task::{Task, Work};
-use crate::serve::disks::{self, Disks, Shared};
+use crate::serve::disks::{self, Disks, SharedDisks};
 use crate::serve::growth::{self, Growth};
 use crate::serve::swap_room;
 use crate::support::life;
@@ -125,7 +125,7 @@ fn run(site: &Site, request: &RunRequest, directory: &Path) -> Answer<Begun> {
     let plan = confine(site, request, directory, &claimed)?;
     let images = disks::open(&request.disks).map_err(not_allowed)?;
     disks::check(&images).map_err(not_allowed)?;
-    let shared = Shared::new(&images, &request.disks, request.max_bytes())
+    let shared = SharedDisks::new(&images, &request.disks, request.max_bytes())
         .map_err(failed("a random key"))?;
     let served = Disks::start(images, &shared, directory, request.cpus);
     let served = served.map_err(failed("its disks"))?;

@@ -16,7 +16,7 @@ use ebb_block::{
     Access, Backend, Block, Direction, Dma, DmaFault, Hashes, Identity, Image, Observer, OpenError,
     Options, Reader, Segment,
 };
-use ebb_pager::{Digest, DigestKey, Disk, IoMapping, NoDevices, Pager, SoftIommu};
+use ebb_pager::{Digest, DigestKey, GuestDisk, IoMapping, NoDevices, Pager, SoftIommu};
 use ebb_store::Page;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use ebb_vm::{Ram, handed};
@@ -84,7 +84,7 @@ pub fn check(images: &[Image]) -> Result<(), String> {
 }
 
 /// What the pager and the disks of one VM know of each other.
-pub struct Shared {
+pub struct SharedDisks {
     images: Vec<ImageRecord>,
     hashes: Hashes,
     digest_key: Arc<DigestKey>,
@@ -99,7 +99,7 @@ pub struct Shared {
     places: Vec<Places>,
 }
 
-impl Shared {
+impl SharedDisks {
     /// For these images, and a VM with this much memory.
     ///
     /// # Errors
@@ -108,7 +108,7 @@ impl Shared {
         images: &[Image],
         wanted: &[DiskRequest],
         memory_bytes: u64,
-    ) -> io::Result<Arc<Shared>> {
+    ) -> io::Result<Arc<SharedDisks>> {
         let digest_key = Arc::new(DigestKey::random()?);
         // A guest has no more blocks in memory than it has frames.
         let room = if images.is_empty() { 0 } else { memory_bytes / FRAME_BYTES };
@@ -116,7 +116,7 @@ impl Shared {
             let Identity { device, inode } = image.identity()?;
             Ok(ImageRecord { device, inode })
         };
-        Ok(Arc::new(Shared {
+        Ok(Arc::new(SharedDisks {
             images: images.iter().map(record).collect::<io::Result<_>>()?,
             hashes: Hashes::new(room, Arc::clone(&digest_key)),
             digest_key,
@@ -180,9 +180,9 @@ impl Shared {
 }
 
 /// The disks as the pager sees them.
-pub struct Source(pub Arc<Shared>);
+pub struct Source(pub Arc<SharedDisks>);
 
-impl Disk for Source {
+impl GuestDisk for Source {
     fn find(&self, digest: &Digest) -> Option<u64> {
         if self.0.readers.is_empty() { None } else { self.0.hashes.find(digest) }
     }
@@ -204,7 +204,7 @@ impl Disk for Source {
 
 /// Connects one disk with guest memory: pins for it, and observes the blocks that move.
 struct Port {
-    shared: Arc<Shared>,
+    shared: Arc<SharedDisks>,
     disk: usize,
 }
 
@@ -301,7 +301,7 @@ impl Observer for Port {
 pub struct Disks {
     backends: Vec<Backend>,
     /// What the disks and the pager know of each other.
-    pub shared: Arc<Shared>,
+    pub shared: Arc<SharedDisks>,
 }
 
 impl Disks {
@@ -311,7 +311,7 @@ impl Disks {
     /// A socket cannot be made.
     pub fn start(
         images: Vec<Image>,
-        shared: &Arc<Shared>,
+        shared: &Arc<SharedDisks>,
         directory: &Path,
         cpus: u32,
     ) -> Result<Disks, ebb_block::StartError> {
@@ -332,9 +332,9 @@ impl Disks {
     /// For a VM none of whose disks Ebb serves.
     ///
     /// # Errors
-    /// Those of [`Shared::new`].
+    /// Those of [`SharedDisks::new`].
     pub fn none() -> io::Result<Disks> {
-        Ok(Disks { backends: Vec::new(), shared: Shared::new(&[], &[], 0)? })
+        Ok(Disks { backends: Vec::new(), shared: SharedDisks::new(&[], &[], 0)? })
     }
 
     /// What all disks together have done.
@@ -374,7 +374,7 @@ mod tests {
         }
         let wanted: Vec<DiskRequest> = vec![path.to_str().unwrap().parse().unwrap()];
         let images = open(&wanted).unwrap();
-        let known = Shared::new(&images, &wanted, 64 << 20).unwrap().images();
+        let known = SharedDisks::new(&images, &wanted, 64 << 20).unwrap().images();
         drop(images);
         // An older daemon left no record of images.
         drop(reopen(&wanted, &[]).unwrap());

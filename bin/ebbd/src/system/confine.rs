@@ -10,7 +10,7 @@ use std::sync::Once;
 
 use ebb_api::{Confinement, RunRequest, VmName};
 use ebb_sys::confine::{CapabilitySet, Child, Identity, User};
-use ebb_sys::user_namespace::{UserNamespace, privilege_obstacle};
+use ebb_sys::user_namespace::{UserNamespace, missing_privilege};
 use ebb_vm::launch::Accelerator;
 use rustix::process::{Signal, geteuid};
 
@@ -219,9 +219,9 @@ fn can_be(user: User) -> Answer<()> {
     let namespace = UserNamespace::own().map_err(failed("the daemon's user namespace"))?;
     let has =
         rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |has| has.effective);
-    let unprivileged = privilege_obstacle(geteuid().as_raw(), has);
+    let unprivileged = missing_privilege(geteuid().as_raw(), has);
     let unprivileged = unprivileged.map(|(why, advice)| format!("{why}: {advice}"));
-    let why = unprivileged.or_else(|| namespace.obstacle(user));
+    let why = unprivileged.or_else(|| namespace.user_restriction(user));
     why.map_or(Ok(()), |why| Err(not_allowed(format!("ebbd cannot start QEMU as a user: {why}"))))
 }
 

@@ -20,7 +20,7 @@ use super::make_pager::{self, Made};
 use crate::helpers::injector;
 use crate::model::api_error::{Answer, failed, not_allowed, unsaved};
 use crate::model::record::{Record, RegionRecord};
-use crate::serve::disks::{Disks, Shared};
+use crate::serve::disks::{Disks, SharedDisks};
 use crate::serve::growth::Growth;
 use crate::system::{remains, small_pages};
 
@@ -63,7 +63,7 @@ pub fn attach(
 }
 
 /// Describes the VM's memory in the record.
-fn describe(process: &Process, ram: &Ram, shared: &Shared, record: &mut Record) -> Answer<()> {
+fn describe(process: &Process, ram: &Ram, shared: &SharedDisks, record: &mut Record) -> Answer<()> {
     let inodes: Vec<u64> = { ram.files().iter() }
         .map(|backing| backing.file.identity().map(|(_, inode)| inode))
         .collect::<io::Result<_>>()
@@ -120,7 +120,7 @@ fn make_pager(
     process: &Process,
     number: i32,
     ram: Ram,
-    shared: &Arc<Shared>,
+    shared: &Arc<SharedDisks>,
     record: &Record,
     directory: &Path,
 ) -> Answer<Made> {

@@ -17,7 +17,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::model::api_error::{Answer, not_allowed};
 use crate::model::record::Record;
-use crate::serve::disks::{Shared, Source};
+use crate::serve::disks::{SharedDisks, Source};
 use crate::serve::growth::Growth;
 use crate::serve::swap_room;
 use crate::support::failpoint;
@@ -82,7 +82,7 @@ pub fn pager(
     ram: Ram,
     ledger: Ledger,
     uffd: Uffd,
-    shared: &Arc<Shared>,
+    shared: &Arc<SharedDisks>,
     record: &Record,
     directory: &Path,
 ) -> io::Result<Made> {
@@ -155,7 +155,7 @@ pub fn new_ledger(ram: &Ram, record: &Record, directory: &Path) -> Result<Ledger
 }
 
 /// Has disks and virtio-mem devices remove frames from this process's page table with the pager.
-pub fn forget_with(pager: &Pager, disks: Arc<Shared>, growth: &Growth) {
+pub fn forget_with(pager: &Pager, disks: Arc<SharedDisks>, growth: &Growth) {
     let devices = growth.forgetting();
     pager.folios().on_forget(move |frames| {
         disks.forget(frames);

@@ -22,7 +22,7 @@ use super::devices::unplugged;
 use super::make_pager::{self, Made};
 use crate::helpers::injector;
 use crate::model::record::{Record, RegionRecord, Settings};
-use crate::serve::disks::{self, Disks, Shared};
+use crate::serve::disks::{self, Disks, SharedDisks};
 use crate::serve::growth::Growth;
 use crate::support::life::Life;
 use crate::system::remains::ledger_path;
@@ -96,7 +96,7 @@ fn recover_process(
     let uffd = Uffd::taken(userfaultfd(&process, number)?)?;
     make_pager::prepare(&ram, record.backing);
     let images = disks::reopen(&record.disks, &record.images).map_err(io::Error::other)?;
-    let shared = Shared::new(&images, &record.disks, ram.first_bytes())?;
+    let shared = SharedDisks::new(&images, &record.disks, ram.first_bytes())?;
     let (pager, restored) = match is_fresh {
         true => fresh_pager(ram, uffd, &shared, &record, directory)?,
         false => recovered_pager(ram, uffd, &shared, &record, directory)?,
@@ -128,7 +128,7 @@ fn recover_process(
 fn fresh_pager(
     ram: Ram,
     uffd: Uffd,
-    shared: &Arc<Shared>,
+    shared: &Arc<SharedDisks>,
     record: &Record,
     directory: &Path,
 ) -> io::Result<Made> {
@@ -142,7 +142,7 @@ fn fresh_pager(
 fn recovered_pager(
     ram: Ram,
     uffd: Uffd,
-    shared: &Arc<Shared>,
+    shared: &Arc<SharedDisks>,
     record: &Record,
     directory: &Path,
 ) -> io::Result<Made> {

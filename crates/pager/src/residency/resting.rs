@@ -11,7 +11,7 @@ use ebb_units::Gfn;
 
 /// The guest's disks, in blocks of a frame's size. All disks of a VM share one space of block
 /// numbers, below 2^48.
-pub trait Disk: Send + Sync {
+pub trait GuestDisk: Send + Sync {
     /// Returns a block whose content has this digest, by the pager's key, and that is not being
     /// written.
     fn find(&self, digest: &Digest) -> Option<u64>;
@@ -26,7 +26,7 @@ pub trait Disk: Send + Sync {
 /// A VM none of whose disks are served here.
 pub struct NoDisk;
 
-impl Disk for NoDisk {
+impl GuestDisk for NoDisk {
     fn find(&self, _digest: &Digest) -> Option<u64> {
         None
     }

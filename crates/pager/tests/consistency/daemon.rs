@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_block::Hashes;
 use ebb_ledger::{Content, Ledger, Tables};
-use ebb_pager::{Digest, DigestKey, Disk, FaultThread, IoMapping, Pager, Parts, RefillThreads};
+use ebb_pager::{Digest, DigestKey, FaultThread, GuestDisk, IoMapping, Pager, Parts, RefillThreads};
 use ebb_store::{Loaded, Page, Protection, SavedBatch, Store, StoreError, SwapFile, Usage};
 use ebb_sys::process::Process;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
@@ -219,7 +219,7 @@ struct Source {
     fuse: Arc<Fuse>,
 }
 
-impl Disk for Source {
+impl GuestDisk for Source {
     fn find(&self, digest: &Digest) -> Option<u64> {
         self.fuse.point();
         self.hashes.find(digest)

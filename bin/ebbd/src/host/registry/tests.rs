@@ -135,8 +135,8 @@ fn daemon(run: &Path, swap_dir: SwapDir) -> Daemon {
         settings: Settings::default(),
         vm_user: "own".into(),
     };
-    let pool = pool::Shared::open(run).unwrap();
-    let shared = Shared { pool, calibrated: Calibrated::open(run).unwrap(), table: None };
+    let pool = PoolRecord::open(run).unwrap();
+    let shared = SharedByVms { pool, calibrated: Calibrated::open(run).unwrap(), table: None };
     Daemon::new(site, swap_dir, shared, true)
 }
 

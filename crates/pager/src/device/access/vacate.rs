@@ -8,7 +8,7 @@ use crate::frames::words::{ATTEMPTS, SOON_ATTEMPTS, Served, again_for};
 
 impl DeviceAccess {
     /// Brings back the frames that are disk-backed by `blocks`, which are about to change. Nothing
-    /// may find these blocks any more: see [`crate::Disk::find`].
+    /// may find these blocks any more: see [`crate::GuestDisk::find`].
     ///
     /// # Errors
     /// A frame cannot be brought back: the blocks must not be written.
