@@ -215,7 +215,7 @@ impl Blocks {
         let empty = Content::Empty { fill: self.fill(), hard: false };
         let runs = self.pager().ledger().runs().filter(|(_, content)| *content == empty);
         let frames = runs.map(|(frames, _)| frames.count).sum();
-        assert_eq!(self.pager().counters().emptied_frames.load(Relaxed), frames);
+        assert_eq!(self.pager().counters().empty_frames.load(Relaxed), frames);
         frames
     }
 

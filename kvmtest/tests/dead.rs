@@ -38,7 +38,7 @@ fn torture(judge: impl Fn(&Reuse) -> Box<dyn Judge>, rest: u64, enough: u64) -> 
     assert!(back > 0 && dropped > 0 && total.clean > 0);
     daemon.pager.returner().give_back_all().unwrap();
     assert_eq!(read(&counters.saved_frames) + read(&counters.clean_frames), 0);
-    assert_eq!(read(&counters.emptied_frames), 0);
+    assert_eq!(read(&counters.empty_frames), 0);
     assert_eq!(daemon.pager.ledger().runs().count(), 0);
     assert_eq!(daemon.pager.residency().store_usage().disk_slots_used, 0);
     wrong

@@ -54,8 +54,8 @@ impl Returner {
     /// served on touch.
     pub fn give_back_all(&self) -> io::Result<u64> {
         self.folios.forget();
-        let Counters { emptied_frames, saved_frames, on_disk_frames, .. } = &self.frames.counters();
-        let counters = [emptied_frames, saved_frames, on_disk_frames];
+        let Counters { empty_frames, saved_frames, on_disk_frames, .. } = &self.frames.counters();
+        let counters = [empty_frames, saved_frames, on_disk_frames];
         let before: u64 = counters.iter().map(|counter| counter.load(Relaxed)).sum();
         // The watches come first: each brings its block back before its devices.
         for (frames, content) in self.frames.off_record() {

@@ -82,7 +82,7 @@ impl Residency {
         }
         let counters = self.frames.counters();
         match content {
-            Content::Empty { .. } => add(&counters.emptied_frames, frames.count),
+            Content::Empty { .. } => add(&counters.empty_frames, frames.count),
             Content::Saved { slot } => {
                 // Adjacent frames may share a slot: each of them claims it.
                 frames.frames().try_for_each(|_| self.store.claim(slot))?;

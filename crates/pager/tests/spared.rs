@@ -38,7 +38,7 @@ fn what_is_spared_can_be_evicted_like_anything_else() {
         let pager = watching(machine.parts());
         spare(&pager);
         assert_eq!(pager.ledger().runs().count(), 0);
-        assert_eq!(pager.counters().emptied_frames.load(Relaxed), 0);
+        assert_eq!(pager.counters().empty_frames.load(Relaxed), 0);
         let frames: Vec<Gfn> = ALL.frames().collect();
         assert_eq!(pager.evictor().evict(&frames, &NothingKnown).unwrap().saved, ALL.count);
         let _threads = serve(&pager, 1);
@@ -58,7 +58,7 @@ fn what_was_empty_of_it_stays_so() {
     spare(&pager);
     let empty = Content::Empty { fill: POISON[0], hard: false };
     assert!(pager.ledger().runs().eq([(FrameRange::new(POISONED, 1), empty)]));
-    assert_eq!(pager.counters().emptied_frames.load(Relaxed), 1);
+    assert_eq!(pager.counters().empty_frames.load(Relaxed), 1);
     let _threads = serve(&pager, 1);
     assert!(machine.guest().read(POISONED) == POISON);
 }

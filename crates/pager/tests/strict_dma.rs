@@ -122,7 +122,7 @@ fn a_block_that_a_device_used_is_taken_when_it_is_free() {
     daemon.iommu.pin(one(70)).unwrap();
     assert_eq!(daemon.empty(), 0);
     assert_eq!(daemon.pager.ledger().runs().count(), 0);
-    assert_eq!(daemon.pager.counters().emptied_frames.load(Relaxed), 0);
+    assert_eq!(daemon.pager.counters().empty_frames.load(Relaxed), 0);
     daemon.iommu.unpin(one(70));
     assert_eq!(daemon.empty(), BLOCK.count);
 }

@@ -51,7 +51,7 @@ impl Next {
     }
 
     fn emptied(&self) -> u64 {
-        self.pager.counters().emptied_frames.load(Relaxed)
+        self.pager.counters().empty_frames.load(Relaxed)
     }
 }
 

@@ -53,7 +53,7 @@ pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
     let read = |counter: &AtomicU64| counter.load(Relaxed);
     let (emptied_bytes, returned_total_bytes) = match record.mode {
         Mode::Strict => (
-            read(&pager.counters().emptied_frames) * FRAME_BYTES,
+            read(&pager.counters().empty_frames) * FRAME_BYTES,
             read(&pager.counters().returned_frames) * FRAME_BYTES,
         ),
         Mode::Release => (

@@ -67,7 +67,7 @@ impl Returner {
         let Ok(held) = self.frames.ledger().lock_frame(gfn) else { return Ok(()) };
         let open = self.frames.unprotect_if_watched(frame);
         if let Content::Empty { .. } = held.content() {
-            subtract(&self.frames.counters().emptied_frames, 1);
+            subtract(&self.frames.counters().empty_frames, 1);
         }
         self.frames.devices().map(frame);
         let wanted = self.residency.arrive(gfn, held);

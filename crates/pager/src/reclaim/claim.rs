@@ -82,7 +82,7 @@ impl<'p> Claim<'p> {
         }
         let parts: Vec<Part<'p>> = parts.into_iter().flatten().map(Part::new).collect();
         for part in &parts {
-            add(&self.blocks.frames.counters().emptied_frames, part.resident);
+            add(&self.blocks.frames.counters().empty_frames, part.resident);
             part.words.set(Content::Empty { fill, hard: false });
             self.blocks.residency.drop_slots(part.words.frames());
         }
@@ -161,7 +161,7 @@ impl Committed<'_> {
         let Committed { claim, parts, .. } = self;
         for Part { words, before, resident } in parts {
             let frames = words.frames();
-            subtract(&claim.blocks.frames.counters().emptied_frames, resident);
+            subtract(&claim.blocks.frames.counters().empty_frames, resident);
             let wanted = words.unlock_each(&before);
             claim.blocks.frames.after(wanted, frames);
         }

@@ -65,7 +65,7 @@ impl Residency {
     /// marked meanwhile.
     pub(crate) fn become_empty(&self, gfn: Gfn, held: LockedFrame<'_>) -> bool {
         add(&self.frames.counters().dropped_frames, 1);
-        add(&self.frames.counters().emptied_frames, 1);
+        add(&self.frames.counters().empty_frames, 1);
         self.leave(gfn, held, Content::Empty { fill: 0, hard: false })
     }
 
@@ -85,7 +85,7 @@ impl Residency {
         let mut slots = Vec::new();
         for (frames, content) in held.contents() {
             let counter = match content {
-                Content::Empty { .. } => &counters.emptied_frames,
+                Content::Empty { .. } => &counters.empty_frames,
                 Content::Saved { .. } => &counters.saved_frames,
                 Content::OnDisk { .. } => &counters.on_disk_frames,
                 Content::Resident

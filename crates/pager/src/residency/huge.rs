@@ -81,7 +81,7 @@ impl HeldHuge<'_> {
         }
         let resident = { all.words.contents() }.filter(|(_, c)| *c == Content::Resident);
         let frames: u64 = resident.map(|(frames, _)| frames.count).sum();
-        add(&all.residency.frames.counters().emptied_frames, frames);
+        add(&all.residency.frames.counters().empty_frames, frames);
         all.words.set(TAKEN);
         all.residency.drop_slots(all.frames());
         Ok(all)
@@ -106,7 +106,7 @@ impl HeldHuge<'_> {
         }
         let empty = all.words.contents().filter(|(_, c)| matches!(c, Content::Empty { .. }));
         subtract(
-            &residency.frames.counters().emptied_frames,
+            &residency.frames.counters().empty_frames,
             empty.map(|(frames, _)| frames.count).sum(),
         );
         residency.drop_slots(frames);
@@ -122,7 +122,7 @@ impl HeldHuge<'_> {
         if let Content::Empty { .. } = plugged {
             let unplugged = self.words.contents().filter(|(_, content)| is_unplugged(*content));
             add(
-                &residency.frames.counters().emptied_frames,
+                &residency.frames.counters().empty_frames,
                 unplugged.map(|(frames, _)| frames.count).sum(),
             );
         }
@@ -209,7 +209,7 @@ impl Residency {
         }
         let Some(held) = self.frames.hold_words(frames) else { return Ok(()) };
         let open = self.frames.unprotect_if_watched(frames);
-        subtract(&self.frames.counters().emptied_frames, frames.count);
+        subtract(&self.frames.counters().empty_frames, frames.count);
         self.frames.devices().map(frames);
         let wanted = held.unlock(Content::Resident);
         self.frames.after(wanted, frames);

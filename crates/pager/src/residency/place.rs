@@ -85,7 +85,7 @@ impl Residency {
             match place.content {
                 Content::Saved { .. } => &counters.saved_frames,
                 Content::OnDisk { .. } => &counters.on_disk_frames,
-                _ => &counters.emptied_frames,
+                _ => &counters.empty_frames,
             },
             1,
         );

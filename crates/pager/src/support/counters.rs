@@ -23,7 +23,7 @@ pub struct Counters {
     /// Faults that could not be served at once, and will be raised again.
     pub retried: AtomicU64,
     /// Frames in the ledger's `Empty` state.
-    pub emptied_frames: AtomicU64,
+    pub empty_frames: AtomicU64,
     /// Frames whose memory was returned to the host.
     pub reclaimed_frames: AtomicU64,
     /// Empty frames that got their memory again.
@@ -64,7 +64,7 @@ impl Counters {
         let frames: u64 = empty.map(|(frames, _)| frames.count).sum();
         if frames > 0 {
             add(&self.returned_frames, frames);
-            subtract(&self.emptied_frames, frames);
+            subtract(&self.empty_frames, frames);
         }
     }
 }
