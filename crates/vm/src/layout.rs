@@ -260,25 +260,25 @@ pub struct KnownRegion {
     /// The file's inode number.
     pub inode: u64,
     /// Whether the VMM is known to have the file no longer.
-    pub is_gone: bool,
+    pub is_unplugged: bool,
 }
 
 /// Opens the RAM of a VMM whose layout is known. Needs no answer from the VMM. Files that the VMM
-/// has unplugged since are gone ([`Ram::is_gone`]).
+/// has unplugged since are gone ([`Ram::is_unplugged`]).
 ///
 /// # Errors
 /// [`LayoutError`]; also if no RAM is left, because the VMM is about to end.
 pub fn reopen(process: &Process, known: &[KnownRegion]) -> Result<Ram, LayoutError> {
     let mut files = Files { process, inodes: Vec::new(), backings: Vec::new() };
     let (mut regions, mut gone) = (Vec::new(), Vec::new());
-    for &KnownRegion { region, inode, is_gone } in known {
-        let file = match is_gone || gone.iter().any(|&(other, _)| other == inode) {
+    for &KnownRegion { region, inode, is_unplugged } in known {
+        let file = match is_unplugged || gone.iter().any(|&(other, _)| other == inode) {
             true => None,
             false => files.of(inode)?,
         };
         match file {
             Some(file) => regions.push(Region { file, ..region }),
-            None if is_gone || !unplugged::gone(process, &[inode])?.is_empty() => {
+            None if is_unplugged || !unplugged::gone(process, &[inode])?.is_empty() => {
                 gone.push((inode, region));
             }
             None => return Err(LayoutError::Closed(inode)),
@@ -294,7 +294,7 @@ pub fn reopen(process: &Process, known: &[KnownRegion]) -> Result<Ram, LayoutErr
     }
     let all = first_gone..files.backings.len();
     let ram = Ram::new(regions, files.backings)?;
-    all.for_each(|file| ram.set_gone(file));
+    all.for_each(|file| ram.set_unplugged(file));
     Ok(ram)
 }
 

@@ -63,7 +63,7 @@ impl Ram {
 
     /// The regions in guest-physical order, without those that are gone.
     pub fn regions(&self) -> impl Iterator<Item = &Region> + Clone {
-        self.regions.iter().filter(|region| !self.is_gone(region.file))
+        self.regions.iter().filter(|region| !self.is_unplugged(region.file))
     }
 
     /// The regions that lie in a file, whether gone or not.
@@ -76,19 +76,19 @@ impl Ram {
         let gpa = gfn.gpa();
         let index = self.regions.partition_point(|region| region.gpa <= gpa).checked_sub(1)?;
         let region = self.regions.get(index)?;
-        (gpa.0 - region.gpa.0 < region.bytes && !self.is_gone(region.file)).then_some(region)
+        (gpa.0 - region.gpa.0 < region.bytes && !self.is_unplugged(region.file)).then_some(region)
     }
 
     /// Records that the VMM no longer has this file. What lies in it is not RAM from now on, for
     /// good.
-    pub fn set_gone(&self, file: usize) {
+    pub fn set_unplugged(&self, file: usize) {
         if let Some(gone) = self.gone.get(file) {
             gone.store(true, Release);
         }
     }
 
     /// Whether the VMM no longer has this file.
-    pub fn is_gone(&self, file: usize) -> bool {
+    pub fn is_unplugged(&self, file: usize) -> bool {
         self.gone.get(file).is_none_or(|gone| gone.load(Acquire))
     }
 
@@ -99,7 +99,7 @@ impl Ram {
 
     fn files_there(&self) -> impl Iterator<Item = &Backing> {
         let all = self.files.iter().enumerate();
-        all.filter(|(file, _)| !self.is_gone(*file)).map(|(_, backing)| backing)
+        all.filter(|(file, _)| !self.is_unplugged(*file)).map(|(_, backing)| backing)
     }
 
     /// Whether the VMM can shrink one of the files.

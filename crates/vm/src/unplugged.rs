@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(mapped(&process, &ours, &[end]).expect("/proc"), [end], "a part of it");
         drop(guest);
         assert!(!is_there(&ours), "unmapped");
-        ours.set_gone(0);
+        ours.set_unplugged(0);
         assert!(is_there(&ours), "nothing is left to be there");
     }
 }

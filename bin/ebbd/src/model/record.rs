@@ -236,7 +236,7 @@ impl RegionRecord {
     pub fn known(&self) -> KnownRegion {
         let (gpa, hva) = (Gpa(self.gpa), Hva(self.hva));
         let region = Region { gpa, bytes: self.bytes, hva, file: 0, offset: self.offset };
-        KnownRegion { region, inode: self.inode, is_gone: self.gone }
+        KnownRegion { region, inode: self.inode, is_unplugged: self.gone }
     }
 }
 
@@ -363,11 +363,11 @@ mod tests {
         let text = r#"{"gpa":4294967296,"bytes":4096,"hva":8192,"inode":7,"offset":0}"#;
         let region: RegionRecord = serde_json::from_str(text).expect("a region");
         let known = region.known();
-        assert!(!region.gone && !known.is_gone);
+        assert!(!region.gone && !known.is_unplugged);
         assert_eq!((known.region.gpa, known.region.hva, known.inode), (Gpa(1 << 32), Hva(8192), 7));
         let gone = RegionRecord { gone: true, ..region };
         let text = serde_json::to_string(&gone).expect("text");
         let again: RegionRecord = serde_json::from_str(&text).expect("a region");
-        assert!(again.known().is_gone);
+        assert!(again.known().is_unplugged);
     }
 }

@@ -3,7 +3,7 @@
 //! The caller has proof that the VMM has the file no more. The order makes it safe to die at any
 //! instruction, and to begin again:
 //!
-//! 1. The file is marked as gone ([`ebb_vm::Ram::set_gone`]): from now on nobody finds a place for
+//! 1. The file is marked as gone ([`ebb_vm::Ram::set_unplugged`]): from now on nobody finds a place for
 //!    its frames, so none of it is reclaimed, evicted, filled or watched any more.
 //! 2. Each word becomes resident, and only then its slot or block is freed: no word names a slot
 //!    that another page may be put into. A slot that no word names is free for the next daemon.
@@ -28,7 +28,7 @@ impl Returner {
     /// The ledger has no room, a frame stays locked, or as [`ebb_vm::ram::Backing::release`]: the
     /// next call releases what is left. The file is marked as gone in any case.
     pub fn release_file(&self, file: usize) -> io::Result<()> {
-        self.frames.ram().set_gone(file);
+        self.frames.ram().set_unplugged(file);
         let regions: Vec<FrameRange> =
             self.frames.ram().regions_in(file).map(Region::frames).collect();
         for frames in &regions {

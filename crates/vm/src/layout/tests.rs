@@ -12,7 +12,7 @@ fn own_ram(flags: MemfdFlags) -> (std::fs::File, Ram) {
     let region = Region { gpa: Gpa(0), bytes: 1 << 20, hva: Hva(1 << 30), file: 0, offset: 0 };
     let process = Process::open(std::process::id() as i32).unwrap();
     let inode = file.metadata().unwrap().ino();
-    let known = KnownRegion { region, inode, is_gone: false };
+    let known = KnownRegion { region, inode, is_unplugged: false };
     let ram = reopen(&process, &[known]).unwrap();
     (file, ram)
 }
@@ -35,7 +35,7 @@ fn left(is_on_record: bool) -> (std::fs::File, Result<Ram, LayoutError>) {
             offset: 512 << 10,
         },
         inode: file.metadata().unwrap().ino(),
-        is_gone: is_on_record && gpa > 0,
+        is_unplugged: is_on_record && gpa > 0,
     };
     let mut all = [known(&goes, 4 << 30), known(&stays, 0), known(&goes, 8 << 30)];
     let process = Process::own().unwrap();
@@ -77,7 +77,7 @@ fn memory_that_is_still_mapped_is_not_gone() {
     let mapping = Mapping::new(&file, 0, 1 << 20).unwrap();
     drop(file);
     let region = Region { gpa: Gpa(0), bytes: 1 << 20, hva: mapping.address(), file: 0, offset: 0 };
-    let known = [KnownRegion { region, inode, is_gone: false }];
+    let known = [KnownRegion { region, inode, is_unplugged: false }];
     let process = Process::own().unwrap();
     assert!(matches!(reopen(&process, &known), Err(LayoutError::Closed(_))));
     drop(mapping);

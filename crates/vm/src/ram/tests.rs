@@ -54,7 +54,7 @@ fn what_is_gone_is_no_ram() {
     let ram = Arc::new(Ram::new(regions, vec![backing("stays"), backing("goes")]).unwrap());
     let (end, frames) = (ram.end(), FrameRange::new(Gfn(1 << 20), 2));
     ram.populate(frames).unwrap();
-    ram.set_gone(1);
+    ram.set_unplugged(1);
     assert_eq!((ram.place(Gpa(4 << 30)), ram.gpa(Hva(0x9000_0000))), (None, None));
     assert_eq!((ram.clip(frames), ram.here(frames.start)), (None, None));
     assert!(Puncher::new(Arc::clone(&ram)).punch(frames).is_err() && ram.is_hole(frames).is_err());

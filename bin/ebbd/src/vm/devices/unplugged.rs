@@ -153,7 +153,7 @@ impl Unplugged {
 
 /// Returns the files that are not unplugged, with their inode numbers.
 fn there(ram: &Ram) -> io::Result<Vec<(usize, u64)>> {
-    let all = ram.files().iter().enumerate().filter(|(file, _)| !ram.is_gone(*file));
+    let all = ram.files().iter().enumerate().filter(|(file, _)| !ram.is_unplugged(*file));
     all.map(|(file, backing)| Ok((file, backing.file.identity()?.1))).collect()
 }
 
@@ -209,7 +209,7 @@ pub fn note(record: &mut Record, ram: &Ram, directory: &Path) {
 pub fn release(pager: &Pager) -> io::Result<()> {
     let ram = pager.ram();
     (0..ram.files().len())
-        .filter(|file| ram.is_gone(*file))
+        .filter(|file| ram.is_unplugged(*file))
         .try_for_each(|file| pager.returner().release_file(file))
 }
 
