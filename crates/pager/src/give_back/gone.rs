@@ -3,8 +3,8 @@
 //! The caller has proof that the VMM has the file no more. The order makes it safe to die at any
 //! instruction, and to begin again:
 //!
-//! 1. The file is marked as gone ([`ebb_vm::Ram::set_unplugged`]): from now on nobody finds a place for
-//!    its frames, so none of it is reclaimed, evicted, filled or watched any more.
+//! 1. The file is marked as gone ([`ebb_vm::Ram::set_unplugged`]): from now on nobody finds a place
+//!    for its frames, so none of it is reclaimed, evicted, filled or watched any more.
 //! 2. Each word becomes resident, and only then its slot or block is freed: no word names a slot
 //!    that another page may be put into. A slot that no word names is free for the next daemon.
 //! 3. Watches on its blocks end, so that nobody waits to write their metadata.
