@@ -3,24 +3,25 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What was measured, and what windows with reads and with writes count for by that.
+/// Speed of the host's tiers, and the weights of reads and writes that follow from it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Calibration {
-    /// The tiers at hand: memory, NUMA nodes in order of number, then what is reached by fault.
+    /// Memory, then NUMA nodes in order of number, then tiers that are reached by a fault.
     pub tiers: Vec<TierSpeed>,
-    /// What a window in which a page was read counts for in its degree.
+    /// Weight of a window in which a page was read.
     pub read_weight: u32,
-    /// The same for one in which it was written.
+    /// Weight of a window in which a page was written.
     pub write_weight: u32,
 }
 
 /// How fast a tier is.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct TierSpeed {
-    /// The tier, as ladders name it.
+    /// The tier, as `--tier` names it.
     pub tier: String,
-    /// To read a page there, in nanoseconds: the median.
+    /// Time to read a page there, in nanoseconds: the median.
     pub read_ns: u64,
-    /// To write one, as it is written there: in batches where that is so.
+    /// Time to write a page there, in nanoseconds: the median. Compressed memory and files are
+    /// written in batches.
     pub write_ns: u64,
 }

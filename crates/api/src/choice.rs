@@ -67,7 +67,7 @@ choice! {
 }
 
 choice! {
-    /// How a disk that Ebb serves reaches the guest's memory.
+    /// How a disk that Ebb serves accesses the guest's memory.
     #[derive(Default)]
     DmaMode {
         /// As a part of the host: what a request uses is brought back for it, and stays there
@@ -81,7 +81,7 @@ choice! {
 }
 
 choice! {
-    /// What a disk's image is, by the word of who starts the VM.
+    /// The format of a disk's image, as the request states it.
     DiskFormat {
         /// The guest's disk, byte for byte. Its content is not looked at.
         Raw = "raw",
@@ -89,7 +89,7 @@ choice! {
 }
 
 choice! {
-    /// How emptied memory is watched.
+    /// How reclaimed memory is watched.
     Mode {
         /// A record of every emptied block, its metadata write-protected: memory is back before
         /// the guest uses it, devices included.
@@ -101,7 +101,7 @@ choice! {
 }
 
 choice! {
-    /// What of a VM's memory may be taken.
+    /// Which of a VM's memory Ebb may reclaim or evict.
     #[derive(Default)]
     MayTake {
         /// Free memory, and memory in use.
@@ -140,7 +140,7 @@ choice! {
 }
 
 choice! {
-    /// How a VM's free memory is found and taken.
+    /// How a VM's free memory is found and reclaimed.
     Mechanism {
         /// The guest's page-frame allocator, shared by the host.
         HyperAlloc = "hyper_alloc",
@@ -152,7 +152,7 @@ choice! {
 }
 
 choice! {
-    /// By what a VM's size changes.
+    /// What changes a VM's size.
     SizeMechanism {
         /// The guest's page-frame allocator, shared by the host.
         HyperAlloc = "hyper_alloc",
@@ -164,7 +164,7 @@ choice! {
 }
 
 choice! {
-    /// How far a VM is on the way to its size.
+    /// Progress of a VM to its target.
     SizeState {
         /// It has it.
         Reached = "reached",
@@ -200,7 +200,7 @@ choice! {
 }
 
 choice! {
-    /// What happens when a guest touches memory that was taken from it for good.
+    /// What happens if a guest touches hard-reclaimed memory.
     #[derive(Default)]
     OnViolation {
         /// It has the memory, and that is counted.
@@ -212,7 +212,7 @@ choice! {
 }
 
 choice! {
-    /// By what is seen which memory a VM uses.
+    /// How Ebb sees which memory a VM uses.
     HeatTracker {
         /// The accessed bits of the guest's own page tables.
         GuestTables = "guest_tables",

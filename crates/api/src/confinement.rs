@@ -5,20 +5,20 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What a QEMU that Ebb has started is and may do.
+/// How Ebb confines a QEMU that it has started.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Confinement {
-    /// It runs as the daemon does, with all that root may do: `--privileged`.
+    /// QEMU runs as root, with the daemon's capabilities (`--privileged`).
     pub privileged: bool,
-    /// The number of its user.
+    /// Number of QEMU's user.
     pub uid: u32,
-    /// The number of its group.
+    /// Number of QEMU's group.
     pub gid: u32,
-    /// It filters its own system calls (seccomp).
+    /// QEMU filters its own system calls (seccomp).
     pub sandbox: bool,
-    /// The directories of its control groups, one in each hierarchy that limits it.
+    /// Directories of QEMU's control groups, one in each hierarchy that limits it.
     #[schema(value_type = Vec<String>)]
     pub cgroups: Vec<PathBuf>,
-    /// What of this it lacks, and why.
+    /// What is missing of the confinement, and why.
     pub lacks: Vec<String>,
 }

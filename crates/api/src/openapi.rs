@@ -51,7 +51,7 @@ mod v1 {
         ShareRequest, StatusQuery, Version, VmStatus, VmSummary, route,
     };
 
-    const NO_ROOM: &str = "There is no room to put it on record; nothing was changed.";
+    const NO_ROOM: &str = "There is no room for the record; nothing was changed.";
     const NOT_NOW: &str =
         "The VM cannot answer now: it is being recovered, is busy, or waits for room.";
     const NO_STATUS: &str = "The VM is managed, but its status is not known yet: ask for it again.";
@@ -70,7 +70,7 @@ mod v1 {
         (status = 400, body = Problem, description = "The request makes no sense."),
         (status = 409, body = Problem, description = "The name is taken."),
         (status = 422, body = Problem, description = "The host or QEMU does not allow it."),
-        (status = 500, body = Problem, description = "It failed on the way."),
+        (status = 500, body = Problem, description = "The operation failed."),
         (status = 503, body = Problem, description = NO_STATUS),
         (status = 507, body = Problem, description = NO_ROOM),
     ))]
@@ -82,13 +82,13 @@ mod v1 {
         (status = 400, body = Problem, description = "The request makes no sense."),
         (status = 409, body = Problem, description = "The name is taken, or the VM is managed already."),
         (status = 422, body = Problem, description = "This process cannot be managed."),
-        (status = 500, body = Problem, description = "It failed on the way."),
+        (status = 500, body = Problem, description = "The operation failed."),
         (status = 503, body = Problem, description = NO_STATUS),
         (status = 507, body = Problem, description = NO_ROOM),
     ))]
     fn attach() {}
 
-    /// One VM's state.
+    /// One VM's status.
     #[utoipa::path(get, path = route::VM,
         params(("name" = String, Path, description = "The VM's name."), StatusQuery),
         responses(
@@ -98,102 +98,103 @@ mod v1 {
         ))]
     fn status() {}
 
-    /// Bring everything back and let the VM go; it runs on.
+    /// Bring a VM's memory back and stop managing it; the guest runs on.
     #[utoipa::path(delete, path = route::VM,
         params(("name" = String, Path, description = "The VM's name.")),
         responses(
             (status = 200, body = DetachReport),
             (status = 404, body = Problem, description = "No such VM."),
             (status = 422, body = Problem, description = "It cannot be detached now."),
-            (status = 500, body = Problem, description = "It failed on the way."),
+            (status = 500, body = Problem, description = "The operation failed."),
             (status = 503, body = Problem, description = NOT_NOW),
             (status = 507, body = Problem, description = NO_ROOM),
         ))]
     fn detach() {}
 
-    /// Take free memory once.
+    /// Reclaim the guest's free memory once.
     #[utoipa::path(post, path = route::RECLAIM, request_body = ReclaimRequest,
         params(("name" = String, Path, description = "The VM's name.")),
         responses(
             (status = 200, body = ReclaimReport),
             (status = 400, body = Problem, description = "The request makes no sense."),
             (status = 404, body = Problem, description = "No such VM."),
-            (status = 422, body = Problem, description = "This VM's memory cannot be taken."),
-            (status = 500, body = Problem, description = "It failed on the way."),
+            (status = 422, body = Problem, description = "This VM's memory cannot be reclaimed."),
+            (status = 500, body = Problem, description = "The operation failed."),
             (status = 503, body = Problem, description = NOT_NOW),
             (status = 507, body = Problem, description = NO_ROOM),
         ))]
     fn reclaim() {}
 
-    /// Switch automatic reclaim.
+    /// Switch automatic reclaim on or off.
     #[utoipa::path(put, path = route::AUTO, request_body = AutoRequest,
         params(("name" = String, Path, description = "The VM's name.")),
         responses(
             (status = 200, body = AutoStatus),
             (status = 400, body = Problem, description = "The request makes no sense."),
             (status = 404, body = Problem, description = "No such VM."),
-            (status = 422, body = Problem, description = "This VM's memory cannot be taken."),
-            (status = 500, body = Problem, description = "It failed on the way."),
+            (status = 422, body = Problem, description = "This VM's memory cannot be reclaimed."),
+            (status = 500, body = Problem, description = "The operation failed."),
             (status = 503, body = Problem, description = NOT_NOW),
             (status = 507, body = Problem, description = NO_ROOM),
         ))]
     fn auto() {}
 
-    /// Limit a VM's resident memory.
+    /// Set or lift the limit on a VM's resident memory.
     #[utoipa::path(put, path = route::LIMIT, request_body = LimitRequest,
         params(("name" = String, Path, description = "The VM's name.")),
         responses(
             (status = 200, body = LimitStatus),
             (status = 400, body = Problem, description = "The request makes no sense."),
             (status = 404, body = Problem, description = "No such VM."),
-            (status = 422, body = Problem, description = "This VM cannot be limited so."),
-            (status = 500, body = Problem, description = "It failed on the way."),
+            (status = 422, body = Problem, description = "This VM cannot have this limit."),
+            (status = 500, body = Problem, description = "The operation failed."),
             (status = 503, body = Problem, description = NOT_NOW),
             (status = 507, body = Problem, description = NO_ROOM),
         ))]
     fn limit() {}
 
-    /// Bring a VM to another size: answered at once, and gone on with in the background.
+    /// Set a VM's target size, or keep its size. The answer comes at once; the resize goes on in
+    /// the background.
     #[utoipa::path(put, path = route::SIZE, request_body = ResizeRequest,
         params(("name" = String, Path, description = "The VM's name.")),
         responses(
             (status = 200, body = ResizeReport),
             (status = 400, body = Problem, description = "The request makes no sense."),
             (status = 404, body = Problem, description = "No such VM."),
-            (status = 422, body = Problem, description = "This VM cannot be resized so."),
-            (status = 500, body = Problem, description = "It failed on the way."),
+            (status = 422, body = Problem, description = "This VM cannot be resized like this."),
+            (status = 500, body = Problem, description = "The operation failed."),
             (status = 503, body = Problem, description = NOT_NOW),
             (status = 507, body = Problem, description = NO_ROOM),
         ))]
     fn resize() {}
 
-    /// How far that is.
+    /// Progress of a resize.
     #[utoipa::path(get, path = route::SIZE,
         params(("name" = String, Path, description = "The VM's name.")),
         responses(
             (status = 200, body = ResizeReport),
             (status = 404, body = Problem, description = "No such VM."),
-            (status = 422, body = Problem, description = "No size was asked for."),
+            (status = 422, body = Problem, description = "The VM has no target."),
             (status = 503, body = Problem, description = NOT_NOW),
         ))]
     fn size() {}
 
-    /// Save and empty frames whether used or not: for tests and emergencies.
+    /// Evict memory now, whether it is used or not: for tests and emergencies.
     #[utoipa::path(post, path = route::EVICT, request_body = EvictRequest,
         params(("name" = String, Path, description = "The VM's name.")),
         responses(
             (status = 200, body = EvictReport),
             (status = 400, body = Problem, description = "The request makes no sense."),
             (status = 404, body = Problem, description = "No such VM."),
-            (status = 422, body = Problem, description = "This VM's memory cannot be taken."),
-            (status = 500, body = Problem, description = "It failed on the way."),
+            (status = 422, body = Problem, description = "This VM's memory cannot be evicted."),
+            (status = 500, body = Problem, description = "The operation failed."),
             (status = 503, body = Problem, description = NOT_NOW),
             (status = 507, body = Problem, description = NO_ROOM),
         ))]
     fn evict() {}
 
-    /// Begin to monitor which memory is hot, unless that is known: answered at once, and gone on
-    /// with in the background.
+    /// Begin to monitor which memory is hot, unless that is known. The answer comes at once; the
+    /// monitoring goes on in the background.
     #[utoipa::path(post, path = route::HEAT, request_body = HeatRequest,
         params(("name" = String, Path, description = "The VM's name.")),
         responses(
@@ -201,12 +202,12 @@ mod v1 {
             (status = 400, body = Problem, description = "The request makes no sense."),
             (status = 404, body = Problem, description = "No such VM."),
             (status = 422, body = Problem, description = "This VM cannot be monitored."),
-            (status = 500, body = Problem, description = "It failed on the way."),
+            (status = 500, body = Problem, description = "The operation failed."),
             (status = 503, body = Problem, description = NOT_NOW),
         ))]
     fn monitor() {}
 
-    /// How far that is, and what the last one found.
+    /// Progress of a monitoring, and the figures of the last one.
     #[utoipa::path(get, path = route::HEAT,
         params(("name" = String, Path, description = "The VM's name.")),
         responses(
@@ -216,7 +217,7 @@ mod v1 {
         ))]
     fn heat() {}
 
-    /// Give a VM a share of the pool, or take it out.
+    /// Give a VM a share of the pool, or take the VM out of the pool.
     #[utoipa::path(put, path = route::SHARE, request_body = ShareRequest,
         params(("name" = String, Path, description = "The VM's name.")),
         responses(
@@ -225,17 +226,18 @@ mod v1 {
             (status = 404, body = Problem, description = "No such VM."),
             (status = 422, body = Problem, description = "The shares do not fit together, or this VM \
                 cannot have one."),
-            (status = 500, body = Problem, description = "It failed on the way."),
+            (status = 500, body = Problem, description = "The operation failed."),
             (status = 503, body = Problem, description = NOT_NOW),
             (status = 507, body = Problem, description = NO_ROOM),
         ))]
     fn share() {}
 
-    /// Set how much memory the VMs of the pool share.
+    /// Set the size of the pool, or end the pool.
     #[utoipa::path(put, path = route::POOL, request_body = PoolRequest, responses(
         (status = 200, body = PoolStatus),
-        (status = 422, body = Problem, description = "Less than was promised, or more than there is."),
-        (status = 500, body = Problem, description = "It failed on the way."),
+        (status = 422, body = Problem, description = "The pool would be smaller than its shares, or \
+            larger than the host's memory."),
+        (status = 500, body = Problem, description = "The operation failed."),
         (status = 507, body = Problem, description = NO_ROOM),
     ))]
     fn set_pool() {}
@@ -244,19 +246,19 @@ mod v1 {
     #[utoipa::path(get, path = route::POOL, responses((status = 200, body = PoolStatus)))]
     fn pool() {}
 
-    /// Measure how fast this host's tiers are: some seconds.
+    /// Measure how fast this host's tiers are; this takes some seconds.
     #[utoipa::path(post, path = route::CALIBRATION, responses(
         (status = 200, body = Calibration),
         (status = 422, body = Problem, description = "A tier cannot be measured."),
-        (status = 500, body = Problem, description = "It failed on the way."),
+        (status = 500, body = Problem, description = "The operation failed."),
         (status = 507, body = Problem, description = NO_ROOM),
     ))]
     fn calibrate() {}
 
-    /// What was measured last.
+    /// The last calibration.
     #[utoipa::path(get, path = route::CALIBRATION, responses(
         (status = 200, body = Calibration),
-        (status = 422, body = Problem, description = "Nothing was measured yet."),
+        (status = 422, body = Problem, description = "There was no calibration yet."),
     ))]
     fn calibration() {}
 

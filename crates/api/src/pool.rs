@@ -13,24 +13,24 @@ pub const UPPER_PERCENT_DEFAULT: u32 = 125;
 /// The most that the upper one can be.
 pub const UPPER_PERCENT_MAX: u32 = 10_000;
 
-/// Set how much memory the VMs of the pool share.
+/// Set the size of the pool, or end the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PoolRequest {
-    /// All of it; null: there is no pool.
+    /// The pool's size; null: no pool.
     pub bytes: Option<u64>,
 }
 
-/// Give a VM a share of the pool, or take it out.
+/// Give a VM a share of the pool, or take the VM out of the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ShareRequest {
-    /// Its share; null: it is in the pool no more, and has no limit.
+    /// The VM's share; null: the VM leaves the pool, and has no limit.
     pub bytes: Option<u64>,
-    /// It never has less than this part of its share; null: 75.
+    /// The least that the VM gets, in percent of its share; null: 75.
     #[serde(default)]
     pub lower_percent: Option<u32>,
-    /// It never has more than this part; null: 125.
+    /// The most that the VM gets, in percent of its share; null: 125.
     #[serde(default)]
     pub upper_percent: Option<u32>,
 }
@@ -62,13 +62,13 @@ impl ShareRequest {
 /// The pool, and the VMs in it.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
 pub struct PoolStatus {
-    /// All fast memory that they share; null: there is no pool.
+    /// The pool's size; null: there is no pool.
     pub bytes: Option<u64>,
-    /// Their shares together.
+    /// Sum of all shares.
     pub shares_bytes: u64,
-    /// What none of them may have now.
+    /// Memory of the pool that no VM has or may take now.
     pub free_bytes: u64,
-    /// By name.
+    /// The VMs in the pool, by name.
     pub vms: Vec<PoolMember>,
 }
 
@@ -78,19 +78,19 @@ pub struct PoolMember {
     /// The VM's name.
     #[schema(value_type = String)]
     pub name: VmName,
-    /// Its share.
+    /// The VM's share.
     pub share_bytes: u64,
-    /// It never has less.
+    /// The least that the VM gets.
     pub lower_bytes: u64,
-    /// It never has more.
+    /// The most that the VM gets.
     pub upper_bytes: u64,
-    /// Its hot set; null: it was not monitored lately, and counts as its share.
+    /// The VM's hot set; null: it was not monitored lately, and its share counts instead.
     pub hot_bytes: Option<u64>,
-    /// What it takes now.
+    /// Host memory that the VM takes now.
     pub held_bytes: u64,
-    /// What it is to have in the end.
+    /// The limit that the pool moves the VM to.
     pub goal_bytes: u64,
-    /// What it may have now: its limit; null: all of its memory.
+    /// The VM's limit now; null: all of its memory.
     pub limit_bytes: Option<u64>,
 }
 

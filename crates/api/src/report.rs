@@ -10,102 +10,102 @@ use crate::{SizeMechanism, SizeState};
 /// What one reclaim did.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct ReclaimReport {
-    /// Guest memory emptied by it.
+    /// Reclaimed memory.
     pub bytes: u64,
-    /// In how many buddy blocks.
+    /// Number of buddy blocks that it was in.
     pub blocks: u64,
-    /// How long it took, the scan included.
+    /// Duration in nanoseconds, including the scan.
     pub duration_ns: u64,
-    /// The part of that spent reading the guest's metadata.
+    /// The part of it that was spent on reading page metadata.
     pub scan_ns: u64,
-    /// Why it took no more, in words.
+    /// Why it reclaimed no more, in words.
     pub stopped_by: String,
-    /// Candidates it did not take.
+    /// Blocks that were not reclaimed.
     pub skipped: Skipped,
 }
 
-/// Blocks that a reclaim looked at and left.
+/// Blocks that a reclaim looked at and did not reclaim.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Skipped {
-    /// In use again at the second look.
+    /// Blocks that were in use at the second look.
     pub in_use: u64,
-    /// They held no host memory.
+    /// Blocks without host memory.
     pub already_empty: u64,
-    /// The guest wrote to their metadata while they were being taken.
+    /// Blocks whose page metadata the guest wrote to meanwhile.
     pub cancelled: u64,
 }
 
 /// What a detach brought back.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
 pub struct DetachReport {
-    /// Memory brought back by it.
+    /// Memory that was brought back.
     pub restored_bytes: u64,
-    /// How long it took.
+    /// Duration in nanoseconds.
     pub duration_ns: u64,
 }
 
 /// What an eviction did.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct EvictReport {
-    /// Guest memory saved and emptied.
+    /// Evicted memory.
     pub saved_bytes: u64,
-    /// The same in 4 KiB frames.
+    /// The same in frames of 4 KiB.
     pub saved_frames: u64,
-    /// Frames that the guest wrote to on the way; they stayed.
+    /// Frames that stayed because the guest wrote to them meanwhile.
     pub abandoned: u64,
-    /// How long it took.
+    /// Duration in nanoseconds.
     pub duration_ns: u64,
-    /// Why it took no more, in words.
+    /// Why it evicted no more, in words.
     pub stopped_by: String,
 }
 
-/// What a change of a VM's size did so far.
+/// Progress of a resize.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct ResizeReport {
-    /// What the guest may have now, on that node if one was named.
+    /// Size of the VM now, or of the node if one is named.
     pub bytes: u64,
-    /// What it is to have.
+    /// The target.
     pub wanted_bytes: u64,
-    /// The NUMA node that this is about; null: all.
+    /// NUMA node of the target; null: the whole VM.
     pub node: Option<u32>,
-    /// By what its size changes.
+    /// The mechanism for the target.
     pub mechanism: SizeMechanism,
-    /// Why by this.
+    /// Why this mechanism.
     pub reason: String,
-    /// How far it is.
+    /// Progress to the target.
     pub state: SizeState,
-    /// The least that the guest can have now without going out of memory, by its own figures;
-    /// null: it tells nothing, or they were not asked for.
+    /// The least that the guest can have now without running out of memory, by its own figures;
+    /// null: it does not report them, or they were not needed.
     pub least_bytes: Option<u64>,
-    /// Taken from it by this.
+    /// Memory that this resize has taken from the guest.
     pub taken_bytes: u64,
-    /// The host's memory that came free with that.
+    /// Host memory that became free thereby.
     pub emptied_bytes: u64,
-    /// Given to it by this.
+    /// Memory that this resize has given to the guest.
     pub returned_bytes: u64,
-    /// How often it was asked to free its caches.
+    /// How often the guest was asked to free its caches.
     pub purges: u32,
-    /// How long it took, to where it is.
+    /// Time from the request to the last progress, in nanoseconds.
     pub duration_ns: u64,
-    /// Why it goes no further, in words.
+    /// Why it goes no further, in words: the target was reached, or the blocked reason.
     pub stopped_by: String,
 }
 
-/// Why a request failed.
+/// Why a request was refused or failed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// One line: what is wrong and what to do.
+    /// One line: what is wrong, and what to do.
     pub error: String,
 }
 
 /// The daemon that answers.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Version {
-    /// Its release.
+    /// The daemon's release.
     pub version: String,
-    /// Its process.
+    /// The daemon's process number.
     pub pid: i32,
-    /// Its run directory.
+    /// The daemon's run directory.
     #[schema(value_type = String)]
     pub run_dir: PathBuf,
 }

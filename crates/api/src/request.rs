@@ -29,14 +29,14 @@ pub struct AttachRequest {
     pub name: VmName,
     /// QEMU's process.
     pub pid: i32,
-    /// QEMU's QMP socket, absolute path; null looks for it on QEMU's command line.
+    /// QEMU's QMP socket, as an absolute path; null: Ebb looks for it on QEMU's command line.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub qmp: Option<PathBuf>,
-    /// How emptied memory is watched; null lets Ebb choose.
+    /// How reclaimed memory is watched; null: Ebb chooses.
     #[serde(default)]
     pub mode: Option<Mode>,
-    /// Smallest buddy block to take, 6 to 10; null means 9 (2 MiB).
+    /// Smallest buddy block to reclaim, as its order: 6 to 10; null: 9, which is 2 MiB.
     #[serde(default)]
     pub min_order: Option<u8>,
 }
@@ -54,27 +54,27 @@ impl AttachRequest {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct StatusQuery {
-    /// Classify every frame of the guest (milliseconds per GiB), so that no count is null
-    /// for want of looking.
+    /// Look at every frame of the guest, which takes milliseconds per GiB. Without this, figures
+    /// that need it are null.
     #[serde(default)]
     #[param(required = false)]
     pub counts: bool,
 }
 
-/// Take free memory once.
+/// Reclaim the guest's free memory once.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReclaimRequest {
-    /// Stop once this much is emptied; null takes all above the reserve.
+    /// Stop once this much is reclaimed; null: reclaim all but a reserve.
     #[serde(default)]
     pub bytes: Option<u64>,
 }
 
-/// Switch automatic reclaim.
+/// Switch automatic reclaim on or off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AutoRequest {
-    /// Whether it runs.
+    /// Whether Ebb reclaims by itself.
     pub on: bool,
     /// Time between two reclaims, 100 ms to a day; null keeps what is set (at first 5 s).
     #[serde(default)]
@@ -94,17 +94,16 @@ impl AutoRequest {
     }
 }
 
-/// Limit a VM's resident memory, or no more.
+/// Set or lift the limit on a VM's resident memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LimitRequest {
-    /// The limit; null: none.
+    /// The limit; null: lift it.
     pub bytes: Option<u64>,
-    /// What is resident above this is evicted in the background; null: a little below
-    /// `high_bytes`.
+    /// Low mark: eviction goes down to this; null: a little below the high mark.
     #[serde(default)]
     pub low_bytes: Option<u64>,
-    /// Above this the guest's faults wait a little for that; null: a little below the limit.
+    /// High mark: above this, the guest's faults wait for eviction; null: a little below the limit.
     #[serde(default)]
     pub high_bytes: Option<u64>,
 }
@@ -132,20 +131,20 @@ impl LimitRequest {
     }
 }
 
-/// Bring a VM to another size, or leave it at the one that it has.
+/// Set a VM's target size, or keep the size that it has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResizeRequest {
-    /// What the guest may have, on the node if one is named; null: what it has now, and no other
-    /// size is sought any more.
+    /// The target, of the node if one is named; null: no target, the VM keeps its size.
     pub bytes: Option<u64>,
-    /// Of this NUMA node alone; null: of all.
+    /// Resize this NUMA node only; null: the whole VM.
     #[serde(default)]
     pub node: Option<u32>,
-    /// By this and nothing else; null lets Ebb choose.
+    /// Use only this mechanism; null: Ebb chooses.
     #[serde(default)]
     pub by: Option<SizeMechanism>,
-    /// What happens when the guest touches what HyperAlloc took; null keeps what is set (at first: allow).
+    /// What happens if the guest touches hard-reclaimed memory; null keeps what is set (at first:
+    /// allow).
     #[serde(default)]
     pub on_violation: Option<OnViolation>,
 }
@@ -159,11 +158,11 @@ impl ResizeRequest {
     }
 }
 
-/// Save and empty frames whether used or not: for tests and emergencies.
+/// Evict memory now, whether it is used or not: for tests and emergencies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EvictRequest {
-    /// How much to save and empty.
+    /// How much to evict.
     pub bytes: u64,
 }
 

@@ -27,21 +27,20 @@ use crate::{
 /// The largest buddy order of an x86-64 kernel with its standard configuration.
 pub const ORDER_MAX: u8 = 10;
 
-/// Everything known about one VM. Null stands where something is not known.
+/// Status of one VM. Null means: not known, or there is none.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct VmStatus {
     /// The VM's name.
     #[schema(value_type = String)]
     pub name: VmName,
-    /// QEMU's process.
+    /// QEMU's process number.
     pub pid: i32,
-    /// What Ebb does with it.
+    /// What Ebb does with the VM.
     pub state: State,
-    /// Why this state, and what comes next; null for one that is held and answers.
+    /// Why the VM is in this state, and what comes next; null for a managed VM that answers.
     #[serde(default)]
     pub state_reason: Option<String>,
-    /// How old all these figures are, in milliseconds: 0 unless the VM is slow to answer, or not
-    /// held.
+    /// Age of all figures, in milliseconds: 0, unless the VM is slow to answer or not managed.
     #[serde(default)]
     pub age_ms: u64,
     /// What runs the guest's instructions.
@@ -52,102 +51,102 @@ pub struct VmStatus {
     pub backing: Backing,
     /// Why this backing.
     pub backing_reason: String,
-    /// How emptied memory is watched.
+    /// How reclaimed memory is watched.
     pub mode: Mode,
     /// Why this mode.
     pub mode_reason: String,
-    /// What of its memory may be taken, by what reaches it beside QEMU.
+    /// Which memory Ebb may reclaim or evict, and which devices restrict that.
     #[serde(default)]
     pub reach: ReachStatus,
-    /// How its free memory is found and taken.
+    /// How free memory is found and reclaimed.
     pub mechanism: Mechanism,
     /// Why this mechanism.
     pub mechanism_reason: String,
-    /// The guest's console: a UNIX socket or a log file; null for a VM that Ebb did not start.
+    /// Path of the UNIX socket of the guest's console; null for a VM that Ebb did not start.
     #[schema(value_type = Option<String>)]
     pub console: Option<PathBuf>,
     /// The log of what the guest printed there; null for a VM that Ebb did not start.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub console_log: Option<PathBuf>,
-    /// What its QEMU is and may do; null for a VM that Ebb did not start.
+    /// How QEMU is confined; null for a VM that Ebb did not start.
     #[serde(default)]
     pub confinement: Option<Confinement>,
-    /// Smallest buddy block to take: 9 is 2 MiB.
+    /// Smallest buddy block to reclaim, as its order: 9 is 2 MiB.
     pub min_order: u8,
-    /// The guest's RAM as QEMU gives it: what it began with, and what is plugged.
+    /// The guest's RAM: what the VM began with, and what is plugged.
     pub memory_bytes: u64,
-    /// What it had when Ebb took hold of it, and QEMU has unplugged since: let go of.
+    /// Memory of devices that QEMU has removed and freed while Ebb managed the VM. It is not part
+    /// of `memory_bytes`.
     #[serde(default)]
     pub unplugged_bytes: u64,
-    /// The part of it that takes host memory now.
+    /// The part of `memory_bytes` that takes host memory now.
     pub resident_bytes: u64,
-    /// The part of it that takes none and reads as zero. In strict mode what Ebb emptied and the
-    /// guest has not taken back; in release mode `memory_bytes - resident_bytes`, what was never
-    /// touched included.
+    /// Strict mode: empty memory that Ebb has on record. Release mode keeps no record:
+    /// `memory_bytes - resident_bytes`, which includes memory that was never touched.
     pub emptied_bytes: u64,
-    /// Free in the guest's own view; null without a trusted inspection.
+    /// Free memory by the guest's own count; null unless the guest is trusted.
     pub guest_free_bytes: Option<u64>,
-    /// What the guest's own memory tells about it.
+    /// What the guest's own memory tells about the guest.
     pub guest: GuestStatus,
-    /// Faults served since Ebb holds the VM.
+    /// Faults served by the VM's current process.
     pub faults: FaultCounts,
     /// Time from a fault's arrival to its answer.
     pub fault_ns: FaultTimes,
-    /// Emptied since Ebb holds the VM.
+    /// Memory reclaimed since Ebb manages the VM.
     pub reclaimed_total_bytes: u64,
-    /// Given back since Ebb holds the VM. In strict mode what Ebb restored; in release mode, which
-    /// keeps no record, computed from residency.
+    /// Memory given back to the guest. Strict mode: by the VM's current process. Release mode:
+    /// computed from residency, since Ebb manages the VM.
     pub returned_total_bytes: u64,
     /// Automatic reclaim.
     pub auto: AutoStatus,
     /// The limit on resident memory.
     pub limit: LimitStatus,
-    /// What the guest may have of it, and what that can be.
+    /// What the guest may use, and what changes that.
     pub size: SizeStatus,
-    /// Its balloon; null: it has none.
+    /// The VM's balloon; null: it has none.
     pub balloon: Option<BalloonStatus>,
-    /// The tiers that hold its memory; null: it was started without.
+    /// The tiers that hold the VM's memory; null: the VM was started without `--tier`.
     #[serde(default)]
     pub tier: Option<TierStatus>,
-    /// What is done by the allocator that the guest shares.
+    /// What HyperAlloc does, for a guest that shares its page-frame allocator.
     pub sharing: SharingStatus,
-    /// What its disks that Ebb serves have done.
+    /// What the disks that Ebb serves have done.
     pub disks: DiskCounts,
     /// What the operator should know, one sentence each.
     pub warnings: Vec<String>,
 }
 
-/// What of a VM's memory may be taken, and what is in the way of more.
+/// Which memory of a VM Ebb may reclaim or evict, and what restricts that.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
 pub struct ReachStatus {
-    /// What may be taken.
+    /// What Ebb may take.
     pub may_take: MayTake,
-    /// Devices, and what else reaches its memory, that leave less than everything.
+    /// Devices, and whatever else accesses the VM's memory, that leave less than everything.
     pub devices: Vec<ReachingDevice>,
-    /// How far its last migration is, in QEMU's word; null: there was none.
+    /// State of the last migration, in QEMU's word; null: there was none.
     pub migration: Option<String>,
 }
 
-/// What reaches a VM's memory by itself.
+/// A device, or anything else, that accesses a VM's memory by itself.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct ReachingDevice {
-    /// As QEMU or the kernel calls it.
+    /// Its name, as QEMU or the kernel calls it.
     pub name: String,
-    /// What may be taken beside it.
+    /// What Ebb may take despite it.
     pub may_take: MayTake,
     /// Why no more.
     pub why: String,
 }
 
-/// What the guest's own memory tells about it.
+/// What the guest's own memory tells about the guest.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize, ToSchema)]
 pub struct GuestStatus {
     /// The guest kernel's release, as it names itself.
     pub kernel: Option<String>,
-    /// Whether free memory may be taken on the strength of its page metadata.
+    /// Whether the guest is trusted, so that Ebb may reclaim memory by its page metadata.
     pub trusted: bool,
-    /// Why not, when it is not trusted.
+    /// Why the guest is not trusted; null if it is.
     pub why: Option<String>,
     /// Free buddy blocks by order, 0 to 10.
     #[schema(value_type = Option<Vec<u64>>, min_items = 11, max_items = 11)]
@@ -167,27 +166,27 @@ pub struct GuestStatus {
 /// Automatic reclaim of one VM.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct AutoStatus {
-    /// Whether it runs.
+    /// Whether automatic reclaim is on.
     pub on: bool,
-    /// Time between two reclaims, in milliseconds.
+    /// Time between two rounds, in milliseconds.
     pub interval_ms: u64,
-    /// Free memory that it leaves in the guest, besides the reserve.
+    /// Free memory to leave in the guest, besides the reserve.
     pub keep_bytes: u64,
-    /// What its last round did; null before the first.
+    /// What the last round did; null before the first.
     pub last: Option<ReclaimReport>,
-    /// Why it reclaims nothing now; null: nothing is in the way, or it is off.
+    /// Why Ebb reclaims nothing now; null: nothing is in the way, or automatic reclaim is off.
     #[serde(default)]
     pub stuck: Option<String>,
 }
 
-/// What the disks that Ebb serves have done since this daemon serves them, all together.
+/// What all disks of a VM that Ebb serves have done, since the VM's current process serves them.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
 pub struct DiskCounts {
-    /// Requests answered.
+    /// Answered requests.
     pub requests: u64,
-    /// Of these, those that were answered with an error.
+    /// Requests that were answered with an error.
     pub failed_requests: u64,
-    /// Accesses to the guest's memory that were refused: no device may use a frame there.
+    /// Refused accesses to guest memory: outside of RAM, or to a frame that no device may use.
     pub dma_faults: u64,
     /// Read from the images.
     pub read_bytes: u64,

@@ -12,16 +12,16 @@ use crate::{DiskFormat, DmaMode};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskRequest {
-    /// A raw image, a file or a block device; absolute path.
+    /// A raw image: a file or a block device; absolute path.
     #[schema(value_type = String)]
     pub path: PathBuf,
     /// The guest cannot write it.
     #[serde(default)]
     pub readonly: bool,
-    /// How it reaches the guest's memory.
+    /// How the disk accesses the guest's memory.
     #[serde(default)]
     pub dma: DmaMode,
-    /// What the image is; null: raw, and refused if it begins as another format does.
+    /// The image's format; null: raw, but an image that begins like another format is refused.
     #[serde(default)]
     pub format: Option<DiskFormat>,
 }

@@ -20,18 +20,19 @@ pub struct RunRequest {
     /// The VM's name, unique on the host.
     #[schema(value_type = String)]
     pub name: VmName,
-    /// The guest's RAM: a multiple of 2 MiB, from 64 MiB to 1 TiB; with `tier` 0, or left out: what
-    /// the tiers hold.
+    /// The guest's RAM: a multiple of 2 MiB, from 64 MiB to 1 TiB. With `tier`: 0, or left out,
+    /// means the sum of the tiers.
     #[serde(default)]
     pub memory_bytes: u64,
-    /// The tiers that hold it, as in `dram=1G,file=/var/lib/ebb/web:4G`; null: the host's memory.
+    /// Tiers of memory, fastest first, as in `dram=1G,file=/var/lib/ebb/web:4G`; null: the host's
+    /// memory.
     #[serde(default)]
     pub tier: Option<String>,
-    /// The size up to which `resize` can bring the VM, by memory that the guest plugs
-    /// (virtio-mem); null: `memory_bytes`.
+    /// The largest size for a resize: the guest plugs the difference (virtio-mem); null:
+    /// `memory_bytes`.
     #[serde(default)]
     pub grow_to_bytes: Option<u64>,
-    /// What is plugged has all its memory at once, not at a touch.
+    /// Give plugged memory its pages at once, not at the first touch.
     #[serde(default)]
     pub grow_prealloc: bool,
     /// NUMA nodes, 1 to 16, each with the same part of memory and vCPUs.
@@ -54,16 +55,16 @@ pub struct RunRequest {
     /// What the guest's RAM is made of.
     #[serde(default)]
     pub backing: Backing,
-    /// How emptied memory is watched; null lets Ebb choose.
+    /// How reclaimed memory is watched; null: Ebb chooses.
     #[serde(default)]
     pub mode: Option<Mode>,
-    /// Smallest buddy block to take, 6 to 10; null means 9 (2 MiB).
+    /// Smallest buddy block to reclaim, as its order: 6 to 10; null: 9, which is 2 MiB.
     #[serde(default)]
     pub min_order: Option<u8>,
     /// Raw images that Ebb serves to the guest as virtio disks, in this order.
     #[serde(default)]
     pub disks: Vec<DiskRequest>,
-    /// Further arguments for QEMU, passed as they are.
+    /// More arguments for QEMU, passed unchanged.
     #[serde(default)]
     pub qemu_args: Vec<String>,
     /// QEMU's working directory, absolute: relative paths in `qemu_args` start there. Null means
@@ -71,11 +72,11 @@ pub struct RunRequest {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub cwd: Option<PathBuf>,
-    /// The user that QEMU runs as: a name, a number, `UID:GID`, or `own`: one that no other process
-    /// has. Null: as the daemon was told, at first `own`.
+    /// The user that QEMU runs as: a name, a number, `UID:GID`, or `own` for one that no other
+    /// process has; null: the daemon's `--vm-user`, by default `own`.
     #[serde(default)]
     pub user: Option<String>,
-    /// QEMU runs as root, with all that the daemon may do, and without a filter of system calls.
+    /// Run QEMU as root, with the capabilities of the daemon and without a seccomp filter.
     #[serde(default)]
     pub privileged: bool,
 }

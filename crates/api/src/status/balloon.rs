@@ -5,42 +5,42 @@ use utoipa::ToSchema;
 
 use crate::DriverState;
 
-/// A balloon.
+/// A VM's balloon.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct BalloonStatus {
-    /// What it holds.
+    /// What the balloon holds.
     pub ballooned_bytes: u64,
-    /// Whether the guest drives it.
+    /// Whether the guest drives the balloon.
     pub driver: DriverState,
-    /// The guest takes memory out of it before it kills a process.
+    /// The guest takes memory out of the balloon before it kills a process.
     pub deflates_on_oom: bool,
-    /// How often it was emptied at once because the guest was about to run out of memory, since
-    /// this daemon holds the VM.
+    /// How often Ebb emptied the balloon at once because the guest was about to run out of memory;
+    /// counted by the VM's current process.
     pub releases: u64,
-    /// QEMU takes free pages by itself where the guest tells of them (free page reporting).
+    /// QEMU offers free page reporting: it frees pages that the guest reports as free.
     pub reporting_offered: bool,
-    /// The guest does; null: not known.
+    /// Whether the guest reports free pages; null: QEMU does not tell.
     pub reporting: Option<bool>,
-    /// What the guest told of its memory by it; null: it did not.
+    /// What the guest reports of its memory through the balloon; null: nothing yet.
     pub figures: Option<GuestFigures>,
 }
 
-/// What a guest tells of its memory through its balloon; null: not this.
+/// What a guest reports of its memory through its balloon; null: it does not report this.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
 pub struct GuestFigures {
-    /// How long ago, in seconds.
+    /// Age of these figures, in seconds.
     pub age_s: u64,
-    /// What its kernel manages, the balloon not included.
+    /// What the guest's kernel manages, without the balloon.
     pub total_bytes: Option<u64>,
-    /// Free.
+    /// Free memory.
     pub free_bytes: Option<u64>,
-    /// What it could use without going out of memory.
+    /// What the guest could use without running out of memory.
     pub available_bytes: Option<u64>,
-    /// Its page cache.
+    /// Page cache.
     pub cache_bytes: Option<u64>,
     /// Read from its own swap space since it booted.
     pub swapped_in_bytes: Option<u64>,
-    /// Written there since it booted.
+    /// Written to its own swap space since it booted.
     pub swapped_out_bytes: Option<u64>,
     /// Its faults that waited for a disk since it booted.
     pub major_faults: Option<u64>,

@@ -6,13 +6,14 @@ use utoipa::ToSchema;
 /// Faults served, by kind.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
 pub struct FaultCounts {
-    /// Touches of memory that was not there.
+    /// Touches of frames without memory.
     pub missing: u64,
-    /// Writes to protected page metadata.
+    /// Writes to protected frames: page metadata, and with a limit also frames that are being
+    /// evicted.
     pub metadata: u64,
-    /// Those of `metadata` that turned out not to need the memory.
+    /// Reclaimed blocks that came back by a metadata write, and that the guest then did not use.
     pub spurious: u64,
-    /// Touches of emptied memory that came before any write to its metadata.
+    /// Touches of empty frames before any write to their page metadata; a part of `missing`.
     pub early: u64,
 }
 
@@ -21,6 +22,6 @@ pub struct FaultCounts {
 pub struct FaultTimes {
     /// The median, in nanoseconds.
     pub p50: Option<u64>,
-    /// 99 of 100 are within this many nanoseconds.
+    /// 99 of 100 faults are within this many nanoseconds.
     pub p99: Option<u64>,
 }

@@ -3,76 +3,80 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The limit on a VM's resident memory, and what lies elsewhere because of it.
+/// The limit on a VM's resident memory, and what was evicted because of it. Totals are counted by
+/// the VM's current process.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, Deserialize, ToSchema)]
 pub struct LimitStatus {
-    /// What resident memory is held at; null: no limit.
+    /// The limit on resident memory; null: no limit.
     pub bytes: Option<u64>,
-    /// The VM's share of the pool, which then says what the limit is; null: it is not in it.
+    /// The VM's share of the pool, which then sets the limit; null: the VM is not in the pool.
     #[serde(default)]
     pub share_bytes: Option<u64>,
-    /// Above this the guest's faults wait a little for eviction; null: no limit.
+    /// High mark: above it, the guest's faults wait a little for eviction; null: no limit.
     pub high_bytes: Option<u64>,
-    /// What is resident above this is evicted in the background; null: no limit.
+    /// Low mark: eviction goes down to it; null: no limit.
     pub low_bytes: Option<u64>,
-    /// Content in the swap store now.
+    /// Evicted content in the store now: in the swap file, or in compressed memory.
     pub saved_bytes: u64,
-    /// Content that rests on equal blocks of the guest's disks now.
+    /// Disk-backed memory now.
     pub on_disk_bytes: u64,
-    /// In memory, while the swap store still holds what it was when it came back: it need not be saved again if it is not changed.
+    /// Refilled memory that keeps its slots in the swap file: if it is unchanged, it is evicted
+    /// again without a write.
     pub clean_bytes: u64,
-    /// Saved since the daemon holds the VM.
+    /// Evicted and saved.
     pub saved_total_bytes: u64,
-    /// Evicted without a write because the swap store still held the same.
+    /// Evicted without a write, because the slot still held the same content.
     pub clean_total_bytes: u64,
-    /// Evicted without a write because a disk block equals it (silent writes avoided).
-    pub on_disk_total_bytes: u64,
-    /// Evicted without a write because the guest had freed it, or it was one byte again and again:
-    /// it comes back without a read.
-    pub empty_total_bytes: u64,
-    /// Read back because it was touched.
-    pub refilled_total_bytes: u64,
-    /// Read back with that, because it lay behind it.
-    pub ahead_total_bytes: u64,
-    /// Of that, what was used.
-    pub ahead_hit_total_bytes: u64,
-    /// Touched and not read back, because the guest has freed it since it was evicted (false reads
+    /// Evicted without a write, because a disk block holds the same content (silent writes
     /// avoided).
+    pub on_disk_total_bytes: u64,
+    /// Evicted without a write, because the guest had freed the frame, or it had the same byte
+    /// everywhere. It comes back without a read.
+    pub empty_total_bytes: u64,
+    /// Read back because of a touch.
+    pub refilled_total_bytes: u64,
+    /// Read back with those, ahead of a touch.
+    pub ahead_total_bytes: u64,
+    /// The part of `ahead_total_bytes` that was used.
+    pub ahead_hit_total_bytes: u64,
+    /// Touched and not read back, because the guest has freed the frame since its eviction (false
+    /// reads avoided).
     pub false_reads_avoided_total_bytes: u64,
-    /// Of what was read back: what the guest seems to have freed since, too, but what it was used
-    /// for when it was evicted is not known (false reads that remain).
+    /// Read back although the guest seems to have freed the frame since: its use at the eviction is
+    /// not known (false reads that remain).
     pub false_reads_total_bytes: u64,
-    /// Dropped from the store, or no longer resting on a disk, before any touch, because the guest
-    /// has freed it since it was evicted.
+    /// Evicted content that was dropped before any touch, because the guest has freed the frame
+    /// since its eviction.
     pub dropped_total_bytes: u64,
-    /// Old content that a device overwrote before it was read back (stale reads avoided).
+    /// Old content that a disk request overwrote before it was read back (stale reads avoided).
     pub replaced_total_bytes: u64,
-    /// Blocks of the guest's disks that are known by content now.
+    /// Blocks of the guest's disks whose content Ebb knows now.
     pub tracked_blocks: u64,
-    /// Pages of the saved content that are compressed in memory now.
+    /// Pages of `saved_bytes` in compressed memory now.
     pub compressed_pages: u64,
-    /// What they take, room for more included: it counts as a part of the limit.
+    /// Memory that the compressed pages take, free parts of chunks included; it counts against the
+    /// limit.
     pub compressed_bytes: u64,
-    /// The most that they may take.
+    /// The most that compressed pages may take.
     pub compressed_limit_bytes: u64,
-    /// How many times smaller they are, by what they take; null: there are none.
+    /// Size of the compressed pages, divided by the memory that they take; null: there are none.
     pub compressed_ratio: Option<f64>,
-    /// Moved from there to the swap file since the daemon holds the VM.
+    /// Moved from compressed memory to the swap file.
     pub written_back_total_bytes: u64,
-    /// What its swap file takes on its disk, when last looked at.
+    /// Disk space of the VM's swap file, at the last look.
     #[serde(default)]
     pub swap_file_bytes: u64,
-    /// What the swap files of all VMs take.
+    /// Disk space of the swap files of all VMs, at the last look.
     #[serde(default)]
     pub all_swap_files_bytes: u64,
-    /// The swap file can take no more, and the guest waits where it needs more memory: until there
-    /// is room, or the limit is higher.
+    /// The swap file is full, and the guest waits if it needs more memory: until there is room, or
+    /// the limit is raised.
     #[serde(default)]
     pub waits: bool,
-    /// Touches that wait so now.
+    /// Touches that wait for this reason now.
     #[serde(default)]
     pub waiting_touches: u64,
-    /// Why more is resident than the limit, or the guest waits for what was evicted, and what to
-    /// do; null: nothing is in the way.
+    /// Why the limit is exceeded, or why the guest waits for evicted content, and what to do; null:
+    /// nothing is in the way.
     pub stuck: Option<String>,
 }

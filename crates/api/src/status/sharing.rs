@@ -6,35 +6,36 @@ use utoipa::ToSchema;
 use super::faults::FaultTimes;
 use crate::OnViolation;
 
-/// What is done by the allocator that a guest shares; of others all is null or 0.
+/// What HyperAlloc does, for a guest that shares its page-frame allocator; for other guests all is
+/// null or 0.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct SharingStatus {
-    /// What the guest is to have, by its allocator, of its memory; null: all of it.
+    /// The target for the initial memory, by HyperAlloc; null: all of it.
     pub size_bytes: Option<u64>,
-    /// Taken from it until it is returned.
+    /// Hard-reclaimed memory: the guest has it again once the host returns it.
     pub hard_bytes: u64,
-    /// Taken from it until it touches it.
+    /// Soft-reclaimed memory: the guest has it again once it uses it.
     pub soft_bytes: u64,
-    /// How often it did: huge frames that came back so, since the daemon shares its allocator.
+    /// Huge frames that came back by a touch, since the VM's current process shares the allocator.
     pub installs: u64,
-    /// Time from when such a huge frame was held to when it had memory.
+    /// Time from the lock of such a huge frame until all of it has memory.
     pub install_ns: FaultTimes,
-    /// Touches of what the guest is not to have.
+    /// Touches of hard-reclaimed memory.
     pub violations: u64,
-    /// What happens then.
+    /// What happens at such a touch.
     pub on_violation: OnViolation,
-    /// Why the VM was stopped; null: it was not.
+    /// Why Ebb stopped the VM; null: it did not.
     pub stopped: Option<String>,
-    /// How the guest keeps its frames together; null where that cannot be seen.
+    /// How scattered the guest's memory is over huge frames; null: this cannot be seen.
     pub fragmentation: Option<Fragmentation>,
 }
 
-/// Memory in use by the guest's allocator, by what it was taken for.
+/// Memory in use by the guest's allocator, by kind.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Fragmentation {
-    /// The kernel's own, which stays where it is.
+    /// Memory of the kernel, which cannot be moved.
     pub unmovable: KindBytes,
-    /// Memory of processes, page cache.
+    /// Memory of processes, and page cache.
     pub movable: KindBytes,
     /// Blocks of 2 MiB and more.
     pub huge: KindBytes,
@@ -43,8 +44,8 @@ pub struct Fragmentation {
 /// Memory in use of one kind.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
 pub struct KindBytes {
-    /// In huge frames of which any part is in use.
+    /// Huge frames of which any part is in use.
     pub huge_bytes: u64,
-    /// In use.
+    /// Memory in use in them.
     pub used_bytes: u64,
 }

@@ -5,54 +5,54 @@ use utoipa::ToSchema;
 
 use crate::{DeviceServer, DriverState, SizeMechanism, SizeState};
 
-/// The size of a VM: what its guest may have.
+/// The size of a VM: what its guest may use.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct SizeStatus {
     /// The size: `initial_bytes + plugged_bytes - ballooned_bytes - hard_bytes`.
     pub bytes: u64,
-    /// What it began with.
+    /// What the VM began with.
     pub initial_bytes: u64,
-    /// Plugged beyond that.
+    /// Plugged beyond that (virtio-mem).
     pub plugged_bytes: u64,
     /// In the balloon.
     pub ballooned_bytes: u64,
-    /// Taken in the allocator that it shares, until returned.
+    /// Hard-reclaimed by HyperAlloc.
     pub hard_bytes: u64,
-    /// The largest size that it can have.
+    /// The largest possible size.
     pub max_bytes: u64,
-    /// The size that it is to have, on `wanted_node` if that is not null; null: no other.
+    /// The target, of `wanted_node` if that is not null; null: no target.
     pub wanted_bytes: Option<u64>,
-    /// The NUMA node that is about.
+    /// NUMA node of the target; null: the whole VM.
     pub wanted_node: Option<u32>,
-    /// By what its size changes; null: it is not to.
+    /// The mechanism for the target; null: no target.
     pub mechanism: Option<SizeMechanism>,
-    /// Why by this.
+    /// Why this mechanism; null: no target.
     pub reason: Option<String>,
-    /// How far it is.
+    /// Progress to the target.
     pub state: SizeState,
-    /// Why it goes no further, in words; null: nothing is in the way.
+    /// The blocked reason, in words; null: nothing blocks.
     pub stopped_by: Option<String>,
-    /// Memory that can be plugged, by device.
+    /// The virtio-mem devices.
     pub devices: Vec<MemoryDeviceStatus>,
 }
 
 /// A virtio-mem device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct MemoryDeviceStatus {
-    /// The guest's NUMA node that its memory is of.
+    /// The guest's NUMA node to which the memory belongs.
     pub node: u32,
-    /// Plugged.
+    /// Plugged memory.
     pub plugged_bytes: u64,
     /// What the guest is asked to plug.
     pub requested_bytes: u64,
-    /// The most that can be.
+    /// The most that the guest can plug.
     pub max_bytes: u64,
-    /// It is plugged in pieces of this size.
+    /// The unit of plugging.
     pub block_bytes: u64,
-    /// Whether the guest drives it.
+    /// Whether the guest drives the device.
     pub driver: DriverState,
-    /// Who serves it.
+    /// Who serves the device.
     pub served_by: DeviceServer,
-    /// Touches of what is not plugged; none: QEMU does not tell.
+    /// Touches of unplugged memory; null: QEMU serves the device, and does not tell.
     pub violations: Option<u64>,
 }

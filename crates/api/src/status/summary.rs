@@ -11,35 +11,35 @@ pub struct VmSummary {
     /// The VM's name.
     #[schema(value_type = String)]
     pub name: VmName,
-    /// QEMU's process.
+    /// QEMU's process number.
     pub pid: i32,
-    /// What Ebb does with it.
+    /// What Ebb does with the VM.
     pub state: State,
-    /// Why this state, and what comes next; null for one that is held and answers.
+    /// Why the VM is in this state, and what comes next; null for a managed VM that answers.
     #[serde(default)]
     pub state_reason: Option<String>,
-    /// How old these figures are, in milliseconds; null: this daemon has none yet, and those
-    /// that are not on record are 0.
+    /// Age of these figures, in milliseconds; null: there are none yet, and figures that are not on
+    /// record are 0.
     #[serde(default)]
     pub age_ms: Option<u64>,
     /// What runs the guest's instructions.
     pub accelerator: Accelerator,
     /// What the guest's RAM is made of; never `auto`.
     pub backing: Backing,
-    /// How emptied memory is watched.
+    /// How reclaimed memory is watched.
     pub mode: Mode,
-    /// Whether free memory may be taken on the strength of the guest's page metadata.
+    /// Whether the guest is trusted, so that Ebb may reclaim memory by its page metadata.
     pub trusted: bool,
-    /// Whether automatic reclaim runs.
+    /// Whether automatic reclaim is on.
     pub auto: bool,
     /// The guest's RAM as QEMU gives it.
     pub memory_bytes: u64,
-    /// The part of it that takes host memory now.
+    /// The part of `memory_bytes` that takes host memory now.
     pub resident_bytes: u64,
     /// The limit on resident memory; null: no limit.
     #[serde(default)]
     pub limit_bytes: Option<u64>,
-    /// Content that is kept outside of resident memory: in the store, or by a disk's blocks.
+    /// Evicted memory: its content is in the store, or in equal blocks of the guest's disks.
     #[serde(default)]
     pub evicted_bytes: u64,
 }

@@ -3,27 +3,26 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The tiers that hold a VM's memory, and whether the fast one is large enough.
+/// The tiers of a VM, and whether the fast one is large enough.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
 pub struct TierStatus {
-    /// All of them, fastest first.
+    /// The VM's tiers, fastest first, as in `--tier`.
     pub ladder: String,
-    /// What the first holds.
+    /// Size of the first tier.
     pub fast_bytes: u64,
-    /// What the VM works with: used since its part of memory was last looked at, or in the turn
-    /// before, also where it has left the first since. Each part is looked at as the limit's hand
-    /// comes around, every 2.5 to 32 s while much has to go, and less often else; null: not all of
-    /// memory was looked at yet, as too little had to leave it. More than half of `fast_bytes` is too
-    /// much.
+    /// What the VM works with: frames that were used in the current turn of their window, or in the
+    /// turn before, even if they are evicted now. A turn takes 2.5 to 32 s while much has to be
+    /// evicted, and longer otherwise. Null: the clock hand has not visited all memory yet, because
+    /// too little had to be evicted. More than half of `fast_bytes` is too much.
     pub active_bytes: Option<u64>,
-    /// Its hot set, as the last monitoring found it, wherever it is; null: there was none lately.
-    /// More than half of `fast_bytes` is too much, too.
+    /// The hot set by the last monitoring, on whatever tier; null: there was no monitoring lately.
+    /// More than half of `fast_bytes` is too much.
     #[serde(default)]
     pub hot_bytes: Option<u64>,
-    /// What each tier holds, fastest first: now, but nodes when pages were placed last.
+    /// What each tier holds now, fastest first; a NUMA node: at the last placement.
     #[serde(default)]
     pub tiers: Vec<TierUse>,
-    /// Moved between NUMA nodes by this daemon; null: its tiers are none.
+    /// Moved between NUMA nodes by the VM's current process; null: no tier is a NUMA node.
     #[serde(default)]
     pub moved_bytes: Option<u64>,
 }
@@ -31,10 +30,10 @@ pub struct TierStatus {
 /// What a tier holds.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct TierUse {
-    /// The tier, as its ladder names it.
+    /// The tier, as in the ladder.
     pub tier: String,
-    /// What it may hold; of compressed memory what it may take.
+    /// How much of the guest's memory it may hold; for compressed memory, what the pages may take.
     pub bytes: u64,
-    /// Of the guest's memory it holds so much.
+    /// How much of the guest's memory it holds.
     pub held_bytes: u64,
 }
