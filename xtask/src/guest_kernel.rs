@@ -38,16 +38,16 @@ const RECIPE: u32 = 1;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Look for a newer source also where there is a kernel
+    /// Look for a newer source even if the kernel exists
     #[arg(long)]
     refresh: bool,
-    /// The same with the buddy allocator, which benchmarks compare it with
+    /// Build it with the buddy allocator instead, for benchmarks that compare both
     #[arg(long)]
     buddy: bool,
-    /// A host for tests with idle page tracking, in which Ebb and a VM run
+    /// Build a kernel with idle page tracking, for a host in which tests run Ebb and a VM
     #[arg(long, conflicts_with = "buddy")]
     host: bool,
-    /// Say what the compiler says
+    /// Print the compiler's output
     #[arg(long)]
     verbose: bool,
 }

@@ -23,11 +23,11 @@ pub struct Args {
     /// Where the results are [default: target/bench]
     #[arg(long, value_name = "DIR", conflicts_with = "check")]
     from: Option<PathBuf>,
-    /// Results of several commits or machines may stand together: the page says so
+    /// Accept results of several commits or machines; the page says so
     #[arg(long)]
     mixed: bool,
-    /// Take nothing; fail where docs/benchmarks.md, or a benchmark's page, is not what docs/results
-    /// makes
+    /// Write nothing; fail if docs/benchmarks.md, or a benchmark's page, differs from what
+    /// docs/results makes
     #[arg(long)]
     check: bool,
 }

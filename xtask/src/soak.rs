@@ -38,13 +38,13 @@ const VM_TESTS: [&str; 19] = [
 /// How long, and how.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Begin no new round after so many minutes; a round takes about 100 minutes with one lane
+    /// Begin no new round after this many minutes; a round takes about 100 minutes with one lane
     #[arg(long, default_value_t = 60)]
     minutes: u64,
-    /// Fuzz each target for so many seconds in every round
+    /// Fuzz each target for this many seconds in each round
     #[arg(long, default_value_t = 60)]
     fuzz_seconds: u64,
-    /// Run so many tests at once
+    /// Run this many tests at once
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
     lanes: u8,
 }

@@ -69,25 +69,26 @@ pub enum Command {
         /// Low mark: evict down to this [default: a little below the high mark]
         #[arg(long, value_name = "SIZE")]
         low: Option<Bytes>,
-        /// High mark: above it, the guest's faults wait for eviction [default: a little below the limit]
+        /// High mark: above it, the guest's faults wait for eviction [default: a little below the
+        /// limit]
         #[arg(long, value_name = "SIZE")]
         high: Option<Bytes>,
     },
-    /// Make a VM larger or smaller, by what it is capable of
+    /// Make a VM larger or smaller: set its target size
     Resize {
         #[command(flatten)]
         vm: Vm,
-        /// Target, of the node if one is named; `off`: stay at the size of now
+        /// Target, of the node if one is named; `off`: no target, keep the current size
         #[arg(value_name = "SIZE|off")]
         size: SizeOrOff,
         /// Resize this NUMA node only
         #[arg(long, value_name = "NODE")]
         node: Option<u32>,
-        /// Use only this: hyperalloc, balloon or virtio-mem [default: what fits]
+        /// Use only this mechanism: hyperalloc, balloon or virtio-mem [default: what fits]
         #[arg(long, value_name = "MECHANISM", value_parser = size_mechanism)]
         by: Option<SizeMechanism>,
-        /// If the guest touches memory that HyperAlloc took: allow it, or stop the VM [default: as
-        /// set before, at first allow]
+        /// If the guest touches hard-reclaimed memory: allow it, or stop the VM [default: as set
+        /// before, at first allow]
         #[arg(long, value_name = "allow|stop")]
         on_violation: Option<OnViolation>,
     },
@@ -95,14 +96,14 @@ pub enum Command {
     Heat {
         #[command(flatten)]
         vm: Vm,
-        /// Monitor it again, whatever is known
+        /// Monitor the VM again, even if figures are known
         #[arg(long)]
         fresh: bool,
         /// Write the map to this file as well, as a picture
         #[arg(long, value_name = "FILE")]
         svg: Option<PathBuf>,
     },
-    /// Show what a VM's tiers have, and whether the fast one is large enough
+    /// Show what each of a VM's tiers holds, and whether the fast one is large enough
     Tier {
         #[command(flatten)]
         vm: Vm,
@@ -138,13 +139,13 @@ pub enum Command {
     Evict {
         #[command(flatten)]
         vm: Vm,
-        /// Evict so much
+        /// How much to evict
         #[arg(long, value_name = "SIZE")]
         bytes: Bytes,
     },
     /// Check what this host lacks, what that costs and how to mend it
     Doctor {
-        /// Mend what can be mended from here, and say what was done
+        /// Fix what is safe to fix, and print each step
         #[arg(long)]
         fix: bool,
         #[command(flatten)]
@@ -158,7 +159,7 @@ pub enum Command {
     /// Write the man pages into a directory
     #[command(hide = true)]
     Man {
-        /// The directory, which exists
+        /// The directory; it must exist
         dir: PathBuf,
     },
 }
@@ -213,17 +214,17 @@ pub struct Run {
     /// Kernel command line, with --kernel
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub append: Option<String>,
-    /// Raw image that Ebb serves to the guest as a virtio disk; for several disks, several times.
-    /// `dma=strict`: the disk accesses memory as a passed-through device does, through an IOMMU in
-    /// software, and a request for memory that is not mapped there fails. `format=raw`: serve the
-    /// image as raw even if its first bytes look like another format
+    /// Raw image that Ebb serves to the guest as a virtio disk; repeat the option for several
+    /// disks. `dma=strict`: the disk accesses memory as a passed-through device does, through an
+    /// IOMMU in software. A request for memory that is not mapped there fails. `format=raw`: serve
+    /// the image as raw even if its first bytes look like another format
     #[arg(long = "disk", value_name = "IMAGE[,readonly][,dma=strict][,format=raw]")]
     pub disks: Vec<DiskRequest>,
     /// What the guest's RAM is made of: auto, hugetlb, thp or small
     #[arg(long, default_value_t = Backing::Auto)]
     pub backing: Backing,
-    /// The user that QEMU runs as: a name, a number, UID:GID, or `own` for one that no other process
-    /// has [default: ebbd's --vm-user, or else own]
+    /// The user that QEMU runs as: a name, a number, UID:GID, or `own` for one that no other
+    /// process has [default: ebbd's --vm-user, or else own]
     #[arg(long, value_name = "USER", conflicts_with = "privileged")]
     pub user: Option<String>,
     /// Run QEMU as root, with the capabilities of the daemon and without a seccomp filter
@@ -243,7 +244,7 @@ pub struct Attach {
     /// The VM's name, unique on the host
     #[arg(long)]
     pub name: VmName,
-    /// QEMU's process
+    /// QEMU's process number
     #[arg(long)]
     pub pid: i32,
     /// QEMU's QMP socket [default: the one on QEMU's command line]
@@ -271,7 +272,7 @@ pub struct Watch {
 pub struct Auto {
     /// The VM's name
     pub name: VmName,
-    /// Whether to reclaim by itself
+    /// Whether Ebb reclaims by itself
     #[arg(value_name = "on|off")]
     pub switch: Switch,
     /// Time between two rounds, as 500ms, 5s or 1m [default: as set before, at first 5s]

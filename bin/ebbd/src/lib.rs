@@ -54,7 +54,7 @@ const COMPRESSED_MIN_BYTES: u64 = 1 << 20;
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    /// Where the sockets, logs and records are.
+    /// Where the sockets, the records and the keys of swap files are.
     #[arg(long, env = "EBB_RUN_DIR", default_value = route::RUN_DIR_DEFAULT)]
     run_dir: PathBuf,
     /// Where the logs are: this daemon's, and in a directory for each VM its console's and
@@ -68,10 +68,10 @@ struct Arguments {
     #[command(flatten)]
     swap_room: swap_room::SwapRoom,
     /// Memory of each VM for compressed pages in front of its swap file, as 64M. With a limit, at
-    /// most half of what the limit leaves above the guest's least. 0: none.
+    /// most half of the difference between the limit and the guest's least memory. 0: none.
     #[arg(long, env = "EBB_COMPRESSED", value_name = "SIZE", default_value = "0")]
     compressed: Bytes,
-    /// Also read back what the guest has freed since it was evicted.
+    /// Also refill frames that the guest has freed since their eviction: slower, for comparison.
     #[arg(long, env = "EBB_READ_FREED")]
     read_freed: bool,
     /// The most memory of a VM that moves between NUMA nodes each second, as 256M. 0: no limit.
@@ -86,7 +86,7 @@ struct Arguments {
     /// Manage VMs even if the run directory is on a disk, so that the keys of swap files are too.
     #[arg(long, env = "EBB_ALLOW_KEYS_ON_DISK")]
     allow_keys_on_disk: bool,
-    /// Leave the session of the process that started it.
+    /// Leave the session of the parent process.
     #[arg(long)]
     background: bool,
 }

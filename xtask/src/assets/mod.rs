@@ -28,13 +28,13 @@ const DEFAULT: &str = "6.1-cloud";
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Look for newer packages also where there is a cached one
+    /// Look for newer packages even if one is cached
     #[arg(long)]
     refresh: bool,
-    /// The small Debian also when only some kernels are asked for
+    /// Make the small Debian even if only some kernels are named
     #[arg(long)]
     userland: bool,
-    /// Kernels to make ready [default: all, and only the one called 6.1-cloud must succeed]
+    /// Kernels to make [default: all; only 6.1-cloud must succeed]
     #[arg(value_name = "KERNEL")]
     labels: Vec<String>,
 }

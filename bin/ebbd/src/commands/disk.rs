@@ -20,14 +20,14 @@ pub const COMMAND: &str = "disk";
 #[derive(Parser)]
 #[command(name = "ebbd disk", version)]
 struct Arguments {
-    /// Where QEMU connects to
+    /// Where QEMU connects
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
-    /// Raw image, a file or a block device; with `,readonly` behind it, the guest cannot
-    /// write; with `,format=raw` its content is not looked at
+    /// Raw image: a file or a block device. `readonly`: the guest cannot write. `format=raw`: serve
+    /// the image as raw even if its first bytes look like another format
     #[arg(long, value_name = "IMAGE[,readonly][,format=raw]")]
     image: DiskRequest,
-    /// Queues that the guest can use, a thread each
+    /// The most queues that the guest can use; each has a thread
     #[arg(long, value_name = "COUNT", default_value_t = 1,
         value_parser = clap::value_parser!(u16).range(1..=i64::from(ebb_block::QUEUES_MAX)))]
     queues: u16,

@@ -23,16 +23,16 @@ const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x9584_58f6];
 
 /// Serves a virtio-mem device by vhost-user, until it is terminated.
 ///
-/// A line with a size on standard input says how much the guest is to have; every line, an
-/// empty one too, is answered on standard output by one with the device's sizes, as JSON.
+/// A size on standard input is the new requested size. Each line, even an empty one, gets a line on
+/// standard output with the device's sizes, as JSON.
 #[derive(Parser)]
 #[command(name = "ebbd memory", version, args_override_self = true)]
 struct Arguments {
-    /// Where QEMU connects to
+    /// Where QEMU connects
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
-    /// The region's memory, which QEMU maps shared: a file on tmpfs or hugetlbfs, made if it is
-    /// not there
+    /// The region's memory: a file on tmpfs or hugetlbfs that QEMU maps shared. It is created if it
+    /// does not exist
     #[arg(long, value_name = "PATH")]
     file: PathBuf,
     /// Where the region begins in the file
@@ -41,23 +41,22 @@ struct Arguments {
     /// The region's guest-physical address, as 0x140000000 or 5G
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     address: Gpa,
-    /// The most that the guest can have
+    /// The size of the region: the most that the guest can plug
     #[arg(long, value_name = "SIZE")]
     size: Bytes,
-    /// What it can have more or less by
+    /// The unit of plugging: a power of two
     #[arg(long, value_name = "SIZE", default_value = "2M")]
     block: Bytes,
     /// The guest's NUMA node
     #[arg(long, value_name = "NODE")]
     node: Option<u16>,
-    /// How much the guest is to have at first; what it was last, if the device was there before
+    /// The requested size, unless the saved state has one [default: 0]
     #[arg(long, value_name = "SIZE")]
     requested: Option<Bytes>,
-    /// Give blocks all their memory when they are plugged, not at a touch
+    /// Give plugged blocks their memory at once, not at the first touch
     #[arg(long)]
     prealloc: bool,
-    /// What is plugged, for the next process should this one die; on tmpfs [default:
-    /// SOCKET.state]
+    /// The saved state, for the next process; on tmpfs [default: SOCKET.state]
     #[arg(long, value_name = "PATH")]
     state: Option<PathBuf>,
 }

@@ -14,23 +14,23 @@ const QEMU_WITHIN: Duration = Duration::from_secs(60);
 /// The name of the subcommand.
 pub const COMMAND: &str = "relay";
 
-/// Passes on what a QEMU and a vhost-user device say to each other, until it is killed.
+/// Keeps QEMU connected to a vhost-user device while the device's process dies and starts again.
 ///
-/// QEMU's generic vhost-user device does not survive that its back-end comes back. It is to
-/// connect here, so that the back-end may die and be started again.
+/// QEMU's generic vhost-user device does not survive a restart of its back-end, so QEMU connects to
+/// the relay.
 #[derive(Parser)]
 #[command(name = "ebbd relay", version)]
 struct Arguments {
-    /// Where QEMU connects to
+    /// Where QEMU connects
     #[arg(long, value_name = "PATH", required_unless_present = "once")]
     socket: Option<PathBuf>,
-    /// Where the device is served; it need not be there yet
+    /// Where the device listens; it need not exist yet
     #[arg(long, value_name = "PATH")]
     device: PathBuf,
-    /// The file that standard error is, to be kept short
+    /// The file to which standard error goes; the relay keeps it short
     #[arg(long, value_name = "PATH")]
     log: Option<PathBuf>,
-    /// Serve one QEMU, which connects to the socket that is standard input, and end with it
+    /// Serve one QEMU, which connects to the socket on standard input, and end with it
     #[arg(long, conflicts_with = "socket")]
     once: bool,
 }

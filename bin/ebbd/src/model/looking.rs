@@ -12,13 +12,14 @@ const WINDOW_MS_MIN: u64 = 200;
 /// The pace of monitorings (vTMM, section 3.2.3), and what counts as hot.
 #[derive(clap::Args, Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Looking {
-    /// How long a window takes in which pages are used or not, in milliseconds, 200 at least.
+    /// Length of a window of a monitoring, in milliseconds, 200 at least.
     #[arg(long, env = "EBB_HEAT_WINDOW_MS", value_name = "MS", default_value_t = 600)]
     heat_window_ms: u64,
     /// Windows of a monitoring.
     #[arg(long, env = "EBB_HEAT_WINDOWS", value_name = "COUNT", default_value_t = 8)]
     heat_windows: u8,
-    /// Seconds from one monitoring to the next [default: 60; 120 for a VM in huge pages].
+    /// Seconds from the beginning of one monitoring to the next [default: 60; 120 for a VM in huge
+    /// pages].
     #[arg(long, env = "EBB_HEAT_PERIOD_S", value_name = "S")]
     heat_period_s: Option<u64>,
     /// For comparison only: pages that were used in so many windows are hot, all others cold,

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WhenFull {
-    /// Its guest waits where it needs more memory, until there is room
+    /// The guest waits if it needs more memory, until there is room
     #[default]
     Wait,
-    /// Its limit gives way: it takes more memory of the host
+    /// The limit gives way: the VM takes more of the host's memory
     GiveWay,
 }
 

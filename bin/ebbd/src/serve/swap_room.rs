@@ -16,17 +16,17 @@ use crate::model::swap_rule::{SwapQuota, WhenFull};
 /// The options.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct SwapRoom {
-    /// The most that all swap files take together, as 64G [default: what there is].
+    /// The most that all swap files take together, as 64G [default: no quota].
     #[arg(long, env = "EBB_SWAP_MAX", value_name = "SIZE")]
     swap_max: Option<Bytes>,
-    /// The most that the swap file of each VM takes [default: what there is].
+    /// The most that the swap file of each VM takes [default: no quota].
     #[arg(long, env = "EBB_SWAP_MAX_EACH", value_name = "SIZE")]
     swap_max_each: Option<Bytes>,
-    /// So much of the swap files' file system stays free [default: a fiftieth of it, 1 GiB at
+    /// What stays free on the file system of the swap files [default: a fiftieth of it, 1 GiB at
     /// most].
     #[arg(long, env = "EBB_SWAP_KEEP_FREE", value_name = "SIZE")]
     swap_keep_free: Option<Bytes>,
-    /// What becomes of a VM at its limit when its swap file can take no more.
+    /// What a VM at its limit does when its swap file is full.
     #[arg(long, env = "EBB_WHEN_SWAP_IS_FULL", value_name = "CHOICE", default_value = "wait")]
     pub when_swap_is_full: WhenFull,
 }
