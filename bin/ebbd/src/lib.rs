@@ -170,7 +170,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let ended = runtime.block_on(async {
-        recovery::recover_all(&daemon).context("recovering the VMs of the daemon before")?;
+        recovery::recover_all(&daemon).context("recovering the VMs of the earlier daemon")?;
         listen(daemon, &run_dir).await
     });
     // Does not wait for requests to a VM's process: that process goes on.

@@ -45,13 +45,13 @@ impl ShareRequest {
         ensure(bytes != Some(0), || "a share of nothing is none: give a size, or `off`".into())?;
         ensure(lower_percent.is_none_or(|lower| (1..=100).contains(&lower)), || {
             format!(
-                "a lower limit of {} % of the share cannot be: give 1 to 100",
+                "a lower limit of {} % of the share is out of range: give 1 to 100",
                 lower_percent.unwrap_or(0)
             )
         })?;
         ensure(upper_percent.is_none_or(|upper| (100..=UPPER_PERCENT_MAX).contains(&upper)), || {
             format!(
-                "an upper limit of {} % of the share cannot be: give 100 to \
+                "an upper limit of {} % of the share is out of range: give 100 to \
                      {UPPER_PERCENT_MAX}",
                 upper_percent.unwrap_or(0)
             )

@@ -64,7 +64,7 @@ pub fn listen(path: &Path) -> Result<UnixListener, SocketError> {
 /// a front end stays in the queue, and accept(2) fails at once again, as with no descriptor left.
 pub fn tired(error: &io::Error) {
     if error.kind() != io::ErrorKind::WouldBlock {
-        tracing::warn!("a front end cannot be taken: {error}");
+        tracing::warn!("a front end cannot be accepted: {error}");
         thread::sleep(TRY_AGAIN_AFTER);
     }
 }

@@ -251,7 +251,7 @@ impl Ring {
                 Err(DmaFault::NotNow(_)) => std::thread::yield_now(),
             }
         }
-        Err(Unanswered::Never("an answer cannot be told".into()))
+        Err(Unanswered::Never("an answer cannot be written".into()))
     }
 
     fn signal(&mut self) {
@@ -261,7 +261,7 @@ impl Ring {
         if poll(&mut room, Some(&Timespec::default())) != Ok(0)
             && let Err(error) = rustix::io::write(call, &1u64.to_ne_bytes())
         {
-            tracing::debug!("virtio-mem: a signal is not taken: {error}");
+            tracing::debug!("virtio-mem: a signal cannot be sent: {error}");
         }
         self.must_signal = false;
     }

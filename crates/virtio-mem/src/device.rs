@@ -352,7 +352,7 @@ impl Device {
             words: self.guard.blocks.words(),
         };
         let result = work.record.keep(&state);
-        result.map_err(|error| work.stop(format!("its state cannot be kept: {error}")))
+        result.map_err(|error| work.stop(format!("its state cannot be saved: {error}")))
     }
 
     fn show(&self, sizes: Sizes) {

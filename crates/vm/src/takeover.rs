@@ -28,7 +28,7 @@ pub enum Refusal {
     /// The process is not QEMU, or is one without a control socket.
     #[error(
         "process {pid} ({command}) shows no QMP socket: give it with --qmp SOCK; a process that \
-         is no QEMU cannot be held"
+         is no QEMU cannot be managed"
     )]
     NoQmp {
         /// The process's PID.
@@ -73,7 +73,7 @@ pub enum Refusal {
         source: QmpError,
     },
     /// A device reaches the memory by itself, so that all of it must stay.
-    #[error("process {pid} cannot be held because of {device}")]
+    #[error("process {pid} cannot be managed because of {device}")]
     Device {
         /// The process's PID.
         pid: i32,
@@ -81,7 +81,7 @@ pub enum Refusal {
         device: Device,
     },
     /// Another process serves the faults.
-    #[error("process {0} has a userfaultfd already: another pager, or another ebbd, holds it")]
+    #[error("process {0} has a userfaultfd already: another pager, or another ebbd, uses it")]
     OtherUserfaultfd(i32),
 }
 

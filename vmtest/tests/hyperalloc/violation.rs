@@ -24,7 +24,7 @@ fn a_vm_that_touches_what_it_may_not_have_is_stopped_if_wanted() {
     let sharing = vm.status().sharing;
     assert!(sharing.violations > 4 && sharing.stopped.is_none(), "{sharing:?}");
     let report = vm.ebb("resize 200M --on-violation stop --json").ok();
-    assert!(report.contains("the size asked for was reached"), "{report}");
+    assert!(report.contains("the target was reached"), "{report}");
     resize(&vm, "1G");
     resize(&vm, "200M");
     touch_all_over(&vm);

@@ -28,8 +28,8 @@ fn what_cannot_move_is_told_and_left_alone() {
     }
     let report = resize(&vm, "off");
     assert_eq!(report.state, SizeState::Off, "{report:?}");
-    assert!(report.stopped_by.ends_with("are sought no more"), "{report:?}");
-    assert_eq!(resize(&vm, "off").stopped_by, "no size was sought");
+    assert!(report.stopped_by.ends_with("was removed"), "{report:?}");
+    assert_eq!(resize(&vm, "off").stopped_by, "there was no target");
     let now = size(&vm);
     assert_eq!((now.wanted_bytes, now.state), (None, SizeState::Off));
     let is_at_rest = |device: &ebb_api::MemoryDeviceStatus| {

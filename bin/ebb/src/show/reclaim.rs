@@ -59,7 +59,7 @@ pub fn sharing(vm: &VmStatus) -> String {
     }
     let size = Bytes(shared.size_bytes.unwrap_or(vm.memory_bytes));
     let gone = format!(
-        "{} until returned, {} until touched",
+        "{} hard (until returned), {} soft (until touched)",
         Bytes(shared.hard_bytes),
         Bytes(shared.soft_bytes)
     );
@@ -76,7 +76,7 @@ pub fn sharing(vm: &VmStatus) -> String {
     [
         "\nshared allocator\n".into(),
         row("size", size),
-        row("taken", gone),
+        row("reclaimed", gone),
         row("installs", installs),
         row("violations", violations),
         kinds.map(|rows| rows.concat()).unwrap_or_default(),

@@ -29,8 +29,8 @@ fn size_rows(size: &SizeStatus) -> String {
     ]
     .map(Bytes);
     let made_of = format!(
-        "{initial} at the beginning, {plugged} plugged; less {ballooned} ballooned, {hard} taken by \
-         HyperAlloc"
+        "{initial} at the beginning, {plugged} plugged; less {ballooned} ballooned, {hard} \
+         hard-reclaimed"
     );
     let stopped = size.stopped_by.as_ref().map(|why| row("blocked by", why));
     let devices: String = size.devices.iter().map(device).collect();
@@ -111,14 +111,14 @@ pub fn resized(name: &VmName, report: &ResizeReport) -> String {
         row("state", report.state),
         report.least_bytes.map(|least| row("needs", Bytes(least))).unwrap_or_default(),
         row(
-            "taken",
+            "from guest",
             format!(
-                "{}; {} of the host's came free",
+                "{}; {} of host memory became free",
                 Bytes(report.taken_bytes),
                 Bytes(report.emptied_bytes)
             ),
         ),
-        row("given", Bytes(report.returned_bytes)),
+        row("to guest", Bytes(report.returned_bytes)),
         row("purges", report.purges),
         row("time", readable(report.duration_ns)),
         row("stopped by", &report.stopped_by),

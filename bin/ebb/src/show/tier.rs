@@ -23,8 +23,7 @@ fn tier_rows(tier: &TierStatus) -> String {
         let percent = u128::from(bytes) * 100 / u128::from(tier.fast_bytes.max(1));
         format!("{}, {percent} % of the fast tier", Bytes(bytes))
     };
-    let active =
-        tier.active_bytes.map_or("unknown, too little had to leave memory yet".into(), part);
+    let active = tier.active_bytes.map_or("unknown, too little was evicted yet".into(), part);
     let hot = tier.hot_bytes.map_or("unknown, not monitored lately".into(), part);
     let each = tier
         .tiers
@@ -33,7 +32,7 @@ fn tier_rows(tier: &TierStatus) -> String {
     let moved =
         tier.moved_bytes.map(|bytes| row("moved", format!("{} between nodes", Bytes(bytes))));
     row("active", format!("{active}; hot set {hot}"))
-        + &row("they have", each.collect::<Vec<_>>().join(", "))
+        + &row("tiers hold", each.collect::<Vec<_>>().join(", "))
         + &moved.unwrap_or_default()
 }
 

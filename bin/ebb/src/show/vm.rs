@@ -129,9 +129,9 @@ pub fn status(vm: &VmStatus) -> String {
 pub fn reach(reach: &ReachStatus) -> String {
     let in_the_way = reach.devices.iter().map(|device| {
         let left = match device.may_take {
-            MayTake::Everything => "everything is taken",
-            MayTake::FreeOnly => "free memory only is taken",
-            MayTake::Nothing => "nothing is taken",
+            MayTake::Everything => "everything is reclaimed or evicted",
+            MayTake::FreeOnly => "only free memory is reclaimed",
+            MayTake::Nothing => "nothing is reclaimed or evicted",
         };
         row("device", format!("{}: {left}: {}", device.name, device.why))
     });

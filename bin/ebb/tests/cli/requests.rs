@@ -60,11 +60,11 @@ fn each_command_asks_for_what_it_says() {
         "mechanism": "virtio_mem", "reason": "nothing else knows of NUMA nodes",
         "state": "reached", "least_bytes": null, "taken_bytes": 1u64 << 30, "emptied_bytes": 0,
         "returned_bytes": 0, "purges": 0, "duration_ns": 1_500_000,
-        "stopped_by": "the size asked for was reached" });
+        "stopped_by": "the target was reached" });
     let stays = json!({ "bytes": 1u64 << 30, "wanted_bytes": 1u64 << 30, "node": null,
         "mechanism": "virtio_mem", "reason": "it stays as it is", "state": "off",
         "least_bytes": null, "taken_bytes": 0, "emptied_bytes": 0, "returned_bytes": 0,
-        "purges": 0, "duration_ns": 0, "stopped_by": "no size was sought" });
+        "purges": 0, "duration_ns": 0, "stopped_by": "there was no target" });
     let pool = json!({ "bytes": 4u64 << 30, "shares_bytes": 1u64 << 30, "free_bytes": 3u64 << 30,
         "vms": [{ "name": "web", "share_bytes": 1u64 << 30, "lower_bytes": 512 << 20,
             "upper_bytes": 1280 << 20, "hot_bytes": null, "held_bytes": 800 << 20,
@@ -117,7 +117,7 @@ fn each_command_asks_for_what_it_says() {
             "PUT /v1/vms/web/size",
             json!({ "bytes": null, "node": null, "by": null, "on_violation": null }),
             stays,
-            "web stays at 1 GiB: no size was sought\n",
+            "web stays at 1 GiB: there was no target\n",
         ),
         (
             "heat web --json",

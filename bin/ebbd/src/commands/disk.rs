@@ -44,7 +44,7 @@ pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     let DiskRequest { path, dma, .. } = &arguments.image;
     ensure!(
         *dma == DmaMode::Pinned,
-        "dma=strict is for the disks of VMs that Ebb holds: see ebb run --disk"
+        "dma=strict is for the disks of VMs that Ebb manages: see ebb run --disk"
     );
     let image = disks::open_one(&arguments.image)?;
     let options = Options { queues: arguments.queues, ..Options::default() };

@@ -177,9 +177,9 @@ fn make_through_node(user: u32, target: &Target) -> anyhow::Result<i32> {
     inject::userfaultfd(target, Some(&node.name()?)).map_err(|error| match node.open() {
         // The VMM is in another control group, or another process traces it.
         Ok(_) if is(&error, Errno::PERM) => anyhow!(
-            "it may not open a node of /dev/userfaultfd ({error}), which ebbd may: allow its \
-             device control group c 10:N rwm, where /proc/misc has N userfaultfd, or set \
-             vm.unprivileged_userfaultfd=1; a debugger must let go of it"
+            "it may not open a node of /dev/userfaultfd ({error}), which ebbd may: end a debugger \
+             that traces it, allow its device control group c 10:N rwm, where /proc/misc has N \
+             userfaultfd, or set vm.unprivileged_userfaultfd=1"
         ),
         _ => closed(error),
     })

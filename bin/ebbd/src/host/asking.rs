@@ -75,8 +75,8 @@ async fn asked<T>(listing: &Listing, asking: impl Future<Output = T>) -> Answer<
     tokio::select! {
         answer = asking => Ok(answer),
         () = silent => Err(ApiError::Unavailable(format!(
-            "its process has not answered for {} s: it is stopped, or hangs; whether this was done shows \
-             once it goes on",
+            "its process has not answered for {} s: it is stopped, or hangs; once it goes on, \
+             ebb status shows whether this was done",
             listing.heard().as_secs()
         ))),
     }

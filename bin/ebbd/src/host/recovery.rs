@@ -61,7 +61,9 @@ pub fn recover_all(daemon: &Daemon) -> io::Result<()> {
         daemon.vms().insert(name.clone(), listing);
         let process = running(&name, &directory);
         if let Some(process) = process.as_ref().filter(|_| is_stale) {
-            tracing::info!("{name}: this daemon has other options: the VM's next process has them");
+            tracing::info!(
+                "{name}: this daemon has other options: the VM's process restarts with them"
+            );
             process.kill();
         }
         Supervisor::of(daemon, name).begin(process);
@@ -113,6 +115,6 @@ fn clear_later(daemon: &Daemon, without: Vec<(VmName, PathBuf)>) {
     let clear = move || without.iter().for_each(|(name, at)| of.clear_away(name, at));
     match thread::Builder::new().name("clearing".into()).spawn(clear) {
         Ok(thread) => *daemon.clearing() = Some(thread),
-        Err(error) => tracing::error!("no thread to clear away what VMs left: {error}"),
+        Err(error) => tracing::error!("no thread to remove what ended VMs left: {error}"),
     }
 }

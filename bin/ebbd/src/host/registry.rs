@@ -306,7 +306,7 @@ fn remove_if_dead(directory: &Path) -> bool {
         remains::clear(record.as_ref(), directory, &dead).map(|()| true)
     });
     looked.unwrap_or_else(|error| {
-        tracing::error!("{}: not cleared away: {error}", directory.display());
+        tracing::error!("{}: not removed: {error}", directory.display());
         false
     })
 }

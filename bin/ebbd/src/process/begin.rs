@@ -279,7 +279,7 @@ fn accelerator_of(qmp: &mut Qmp) -> Answer<Chosen<ApiAccelerator>> {
     let answer = qmp.execute("query-kvm", json!({})).map_err(not_allowed)?;
     let kvm = answer.get("enabled").and_then(serde_json::Value::as_bool).unwrap_or(false);
     let value = if kvm { ApiAccelerator::Kvm } else { ApiAccelerator::Tcg };
-    Ok(Chosen::new(value, "it was started so"))
+    Ok(Chosen::new(value, "QEMU was started with it"))
 }
 
 fn api(accelerator: Accelerator) -> ApiAccelerator {

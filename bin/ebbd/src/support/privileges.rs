@@ -61,7 +61,7 @@ pub fn close_up() -> io::Result<()> {
 /// Those of prctl(2) and capset(2).
 pub fn of_daemon() -> io::Result<()> {
     if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE) {
-        tracing::warn!("as likely to be killed for want of memory as others: {error}");
+        tracing::warn!("the OOM killer does not spare this process: {error}");
     }
     if let Some(most) = raise_descriptors().filter(|&most| most < DESCRIPTORS_LEAST) {
         tracing::warn!("{}", scarce(most));
@@ -74,7 +74,7 @@ pub fn of_daemon() -> io::Result<()> {
 fn raise_descriptors() -> Option<u64> {
     let maximum = getrlimit(Resource::Nofile).maximum;
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        tracing::warn!("no more files can be opened than before: {error}");
+        tracing::warn!("the limit of open files cannot be raised: {error}");
     }
     getrlimit(Resource::Nofile).current
 }

@@ -15,7 +15,7 @@ use crate::system::small_pages::keeps_holes;
 
 const SHMEM_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 /// Reason for small pages in a VM for which no backing was requested.
-const OLD_KERNEL: &str = "before Linux 6.4 memory in use is not evicted of huge pages";
+const OLD_KERNEL: &str = "before Linux 6.4, memory in use is not evicted from huge pages";
 const FREE_HUGE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
 
 /// Reason for release mode, unless something against it is found later.
@@ -47,7 +47,7 @@ pub fn accelerator() -> Chosen<Accelerator> {
             "/dev/kvm emulates kernel mode in software: no stock kernel gets through its boot on it",
         ),
         Verdict::Unusable(why) => {
-            Chosen::new(Accelerator::Tcg, format!("/dev/kvm is of no use: {why}"))
+            Chosen::new(Accelerator::Tcg, format!("/dev/kvm cannot be used: {why}"))
         }
     }
 }

@@ -114,7 +114,7 @@ pub fn end(directory: &Path) -> io::Result<Option<Dead>> {
     let pids: Vec<String> = ended.iter().map(i32::to_string).collect();
     let qemu = if pids.is_empty() { "none".into() } else { pids.join(" ") };
     tracing::warn!(
-        "{}: a daemon died while it started this VM, which is given up; QEMU ended: {qemu}",
+        "{}: its process died while it started this VM, which is given up; QEMU ended: {qemu}",
         directory.display()
     );
     cgroup::remove(&mark.cgroups);

@@ -135,7 +135,7 @@ fn make_pager(
     if record.mode == Mode::Strict || record.evicts {
         pager.frames().watch_all().map_err(|error| match error.raw_os_error() {
             Some(code) if code == Errno::BUSY.raw_os_error() => not_allowed(
-                "another userfaultfd serves a part of the VM's memory: only one pager can hold it",
+                "another userfaultfd serves a part of the VM's memory: only one pager can serve it",
             ),
             _ => not_allowed(format!("the VM's memory cannot be watched: {error}")),
         })?;

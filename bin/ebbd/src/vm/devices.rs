@@ -143,11 +143,11 @@ impl Devices {
         }
         let after = cx.reaching.all();
         for device in after.iter().filter(|device| !before.contains(device)) {
-            tracing::warn!("{name}: {} is left to be taken because of {device}", left(device));
+            tracing::warn!("{name}: {} because of {device}", left(device));
         }
         let is_gone = |device: &&Device| !after.contains(device) && device.kind != Kind::Unknown;
         for device in before.iter().filter(is_gone) {
-            tracing::info!("{name}: {} is in the way no more", device.name);
+            tracing::info!("{name}: {} no longer restricts Ebb", device.name);
         }
     }
 
@@ -294,7 +294,7 @@ impl Devices {
         let all = cx.reaching.all();
         match reach::narrowest(&all) {
             Some(device) if cx.record.mode_reason == NO_DEVICE => {
-                format!("{} is taken because of {device}", left(device))
+                format!("{} because of {device}", left(device))
             }
             _ => cx.record.mode_reason.clone(),
         }
@@ -346,8 +346,8 @@ fn cancel_migration(cx: &mut VmContext) {
     let name = cx.name();
     match cancelled {
         Some(Ok(true)) => tracing::error!(
-            "{name}: its migration was cancelled, since not all of its memory was there: migrate \
-             again once `ebb status` says that none is elsewhere"
+            "{name}: its migration was cancelled, because not all of its memory was resident: \
+             migrate again once `ebb status` says that nothing is evicted"
         ),
         Some(Err(error)) => tracing::error!("{name}: its migration goes on: {error}"),
         _ => {}
@@ -357,9 +357,9 @@ fn cancel_migration(cx: &mut VmContext) {
 /// Returns in words what may be reclaimed or evicted beside the device.
 fn left(device: &Device) -> &'static str {
     match device.kind.reach() {
-        Reach::Nothing => "nothing",
-        Reach::FreeOnly => "free memory only",
-        Reach::Everything => "all memory",
+        Reach::Nothing => "nothing is reclaimed or evicted",
+        Reach::FreeOnly => "only free memory is reclaimed",
+        Reach::Everything => "everything is reclaimed or evicted",
     }
 }
 

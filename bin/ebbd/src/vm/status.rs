@@ -207,7 +207,7 @@ fn warnings(knowing: &Knowing<'_>) -> Vec<String> {
     all.extend(
         record
             .why_unsaved()
-            .map(|why| format!("what changed last is not on record, which is tried again: {why}")),
+            .map(|why| format!("the last change is not on record yet, and Ebb tries again: {why}")),
     );
     let by_tier = record.tiers.as_ref().is_some_and(|tiers| tiers.file.is_some());
     let swaps = record.evicts.then(|| swap_room::in_memory(&record.swap, by_tier));
@@ -215,7 +215,8 @@ fn warnings(knowing: &Knowing<'_>) -> Vec<String> {
     all.extend(in_flight::warning(cx));
     if !cx.qmp.is_connected() {
         all.push(
-            "QEMU's QMP socket does not answer: resets go unnoticed, so nothing is taken".into(),
+            "QEMU's QMP socket does not answer: resets go unnoticed, so nothing is reclaimed"
+                .into(),
         );
     }
     all
@@ -230,7 +231,7 @@ fn of_backing(cx: &VmContext) -> Vec<String> {
         }
         Backing::Hugetlb if !cx.guest.shares_allocator() => all.push(
             "its RAM is in hugetlb pages, which cannot be write-protected 4 KiB at a time: free \
-             memory cannot be taken"
+             memory cannot be reclaimed"
                 .into(),
         ),
         _ => {}

@@ -45,7 +45,7 @@ impl Trust {
     pub fn settle(&mut self, cx: &mut VmContext, runs: bool) -> bool {
         let mut is_trusted = runs;
         if is_trusted && self.has_lost_its_kernel(cx) {
-            cx.guest.forget("what was taken from its kernel before is not back yet");
+            cx.guest.forget("memory reclaimed from its earlier kernel is not back yet");
             is_trusted = false;
         }
         if is_trusted

@@ -49,7 +49,9 @@ pub(super) fn check_min_order(order: Option<u8>) -> Result<(), BadRequest> {
     let range = MIN_ORDER_LEAST..=ORDER_MAX;
     ensure(order.is_none_or(|order| range.contains(&order)), || {
         let order = order.unwrap_or_default();
-        format!("no blocks of order {order} can be taken: give {MIN_ORDER_LEAST} to {ORDER_MAX}")
+        format!(
+            "blocks of order {order} cannot be reclaimed: give {MIN_ORDER_LEAST} to {ORDER_MAX}"
+        )
     })
 }
 

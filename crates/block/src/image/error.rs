@@ -49,7 +49,7 @@ pub enum OpenErrorKind {
     Format(&'static str),
     /// Its name now belongs to another image.
     #[error(
-        "is not the image that the guest had before: put that one back, and it is taken up by itself"
+        "is not the image that the guest had before: put that one back, and then the guest goes on"
     )]
     Exchanged,
 }

@@ -171,7 +171,7 @@ impl Worker {
             add(&self.disk.counters.failed, 1);
         }
         if !place.tell(status) {
-            self.give_up("a request's status cannot be told");
+            self.give_up("a request's status cannot be written");
         } else if let Some(slot) = self.slot(number) {
             slot.written = Some(data_bytes.saturating_add(1));
         }

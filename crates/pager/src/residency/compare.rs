@@ -26,8 +26,8 @@ impl Residency {
         match digests.is_changed(gfn, block, page)? {
             true => Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "an image of its disks was changed by somebody else while memory rests on it: put \
-                 back what it held; the guest waits for that",
+                "an image of its disks was changed by somebody else while it backs evicted memory: \
+                 restore its content; the guest waits for that",
             )),
             false => Ok(()),
         }

@@ -105,7 +105,7 @@ fn by_size(offer: &Offer, bytes: u64) -> Result<Plan, Refusal> {
 
 fn beyond_reason(offer: &Offer) -> String {
     let initial = ebb_units::Bytes(offer.initial_bytes);
-    format!("what goes beyond the {initial} that it began with comes and goes in blocks")
+    format!("memory beyond the initial {initial} is plugged and unplugged in blocks")
 }
 
 /// The mechanism that takes memory that the VM began with.
@@ -118,7 +118,7 @@ fn inside(offer: &Offer) -> Option<(Mechanism, &'static str)> {
         Mechanism::Balloon,
         match balloon.driver {
             Driver::Unknown => "it has one; the VMM does not tell whether the guest drives it",
-            _ => "what it began with can be taken by its balloon alone",
+            _ => "only its balloon can take initial memory from the guest",
         },
     ))
 }

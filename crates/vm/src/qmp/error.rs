@@ -23,7 +23,7 @@ pub enum QmpError {
     NoGreeting,
     /// Others have connected before, and QEMU serves one client after the other.
     #[error(
-        "it serves one client at a time, and another one may hold it: disconnect that one, or give \
+        "it serves one client at a time, and another one may use it: disconnect that one, or give \
          QEMU a second monitor (-qmp)"
     )]
     Taken,

@@ -56,7 +56,7 @@ pub(super) fn clear_below(parent: &Path, start: bool) {
         };
         // A group with a process in it stays.
         if is_left && fs::remove_dir(entry.path()).is_ok() {
-            tracing::info!("{}: removed, an ended daemon left it", entry.path().display());
+            tracing::info!("{}: removed, an ended process of ebbd left it", entry.path().display());
         }
     }
 }

@@ -49,7 +49,7 @@ impl Reaching {
         let in_the_way =
             reach::narrowest(&all).filter(|found| found.kind.reach() == Reach::Nothing);
         in_the_way.map_or(Ok(()), |device| {
-            Err(not_allowed(format!("no memory is taken because of {device}")))
+            Err(not_allowed(format!("no memory is reclaimed because of {device}")))
         })
     }
 }
@@ -64,12 +64,12 @@ pub fn may_evict_beside(devices: &[Device]) -> Answer<()> {
         Some(device) => Err(not_allowed(format!(
             "memory in use is not evicted because of {device}{}",
             match (device.kind.reach(), device.kind) {
-                (Reach::Nothing, _) => "; neither is free memory taken",
+                (Reach::Nothing, _) => "; free memory is not reclaimed, either",
                 (_, Kind::VhostUser) => {
-                    "; free memory is taken (reclaim, auto), and ebb run --disk serves disks beside \
-                     a limit"
+                    "; free memory is reclaimed (ebb reclaim, ebb auto), and disks of ebb run \
+                     --disk allow a limit"
                 }
-                _ => "; free memory is taken (reclaim, auto)",
+                _ => "; free memory is reclaimed (ebb reclaim, ebb auto)",
             }
         ))),
     }

@@ -32,9 +32,9 @@ pub fn warning(added: &[Added]) -> Option<String> {
         count => format!(" and {} more", count - 1),
     };
     Some(format!(
-        "{} of memory was plugged in after the VM was held ({} at {:#x}{more}): no limit counts it \
-         and nothing is taken of it; unplug it, or detach and attach the VM if it is a shared memfd \
-         (memory-backend-memfd,share=on)",
+        "{} of memory was plugged in after Ebb began to manage the VM ({} at {:#x}{more}): Ebb \
+         does not manage it, and no limit counts it; unplug it, or detach and attach the VM if it \
+         is a shared memfd (memory-backend-memfd,share=on)",
         Bytes(bytes),
         first.name.escape_debug(),
         first.gpa.0

@@ -129,7 +129,7 @@ impl Unplugged {
         }
         let mut failed = Vec::new();
         self.unfinished.retain(|&file| {
-            let done = release(file).map_err(|error| format!("letting go of memory: {error}"));
+            let done = release(file).map_err(|error| format!("dropping unplugged memory: {error}"));
             done.map_err(|why| failed.push(why)).is_err()
         });
         if astray {
@@ -195,7 +195,7 @@ pub fn note(record: &mut Record, ram: &Ram, directory: &Path) {
         news |= region.gone;
     }
     if news {
-        tracing::info!("{}: QEMU has unplugged memory of it meanwhile", record.name);
+        tracing::info!("{}: QEMU has unplugged memory since its record was written", record.name);
         if let Err(error) = record.save(directory) {
             tracing::warn!("{}: its record: {error}", record.name);
         }
@@ -247,7 +247,7 @@ fn note_gone(cx: &mut VmContext, file: usize) {
     // Memory that was not resident is not memory that the guest has returned.
     let resident = ram.files()[file].file.resident_bytes().unwrap_or(0);
     tracing::info!(
-        "{}: QEMU has unplugged {} at {at:#x}: that memory is managed no more",
+        "{}: QEMU has unplugged {} at {at:#x}: Ebb no longer manages it",
         cx.name(),
         Bytes(bytes)
     );

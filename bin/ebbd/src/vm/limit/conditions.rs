@@ -49,7 +49,7 @@ pub fn may_evict(cx: &VmContext) -> Answer<()> {
     if let Some(disk) = record.disks.iter().find(|disk| disk.dma == DmaMode::Strict) {
         return Err(not_allowed(format!(
             "its disk {} has dma=strict: such a device cannot wait for memory in use to come \
-             back, so none of it is evicted; free memory is (reclaim, auto)",
+             back, so it is not evicted; free memory is reclaimed (ebb reclaim, ebb auto)",
             disk.path.display()
         )));
     }
@@ -61,11 +61,11 @@ pub fn may_evict(cx: &VmContext) -> Answer<()> {
     match record.backing {
         Backing::Hugetlb => Err(not_allowed("frames in hugetlb pages are not evicted")),
         Backing::Thp if !keeps_holes() => Err(not_allowed(
-            "before Linux 6.4 the host's kernel may fill what is evicted of huge pages with \
-             zeros: start the VM with --backing small",
+            "before Linux 6.4, the host's kernel may fill evicted parts of huge pages with zeros: \
+             start the VM with --backing small",
         )),
         Backing::Small if !record.small_pages => Err(not_allowed(
-            "QEMU could not be told yet to have no huge pages in its RAM; it is tried again",
+            "QEMU could not be told yet to use no huge pages for its RAM; Ebb tries again",
         )),
         Backing::Small if !record.started && !cx.pager.folios().minds_large_folios() => {
             Err(not_allowed(

@@ -18,15 +18,15 @@ pub fn reason(
     rests_for: Option<Duration>,
 ) -> String {
     if let Some(no_room) = cx.no_room.as_ref().filter(|_| cx.waits()) {
-        return format!("the size goes on changing once there is room: {no_room}");
+        return format!("the resize goes on once there is room: {no_room}");
     }
     if let Some(failure) = &progress.failure {
         return failure.clone();
     }
     if let Some(left) = progress.rests_for() {
         return format!(
-            "the guest was about to run out of memory and has its balloon back; tried again in \
-             {} s",
+            "the guest was about to run out of memory, so Ebb emptied its balloon and tries again \
+             in {} s",
             left.as_secs() + 1
         );
     }
@@ -40,7 +40,7 @@ pub fn reason(
     }
     if let Some(left) = rests_for {
         return format!(
-            "the guest was about to run out of memory and has back what was taken; tried again \
+            "the guest was about to run out of memory, so Ebb returned its memory and tries again \
              in {} s",
             left.as_secs() + 1
         );
@@ -49,7 +49,7 @@ pub fn reason(
     match progress.mechanism {
         Mechanism::HyperAlloc => of_allocator(cx, progress),
         Mechanism::Balloon if is_silent => {
-            "the guest tells nothing about its memory, so nothing is taken from it".into()
+            "the guest reports nothing about its memory, so Ebb does not inflate its balloon".into()
         }
         Mechanism::Balloon => of_balloon(offer, target),
         Mechanism::VirtioMem => of_devices(cx, offer, target),
@@ -61,7 +61,7 @@ fn of_allocator(cx: &VmContext, progress: &Progress) -> String {
     match (&progress.last_word, cx.guest.guest()) {
         (Some(word), _) => word.clone(),
         (None, Err(why)) => {
-            format!("the guest is not trusted, so nothing is taken from it: {why}")
+            format!("the guest is not trusted, so nothing is reclaimed from it: {why}")
         }
         (None, Ok(_)) => String::new(),
     }

@@ -33,7 +33,7 @@ impl Resize {
     /// No size was asked for.
     pub fn report(&self, cx: &VmContext, shared: &SharedPart) -> Answer<ResizeReport> {
         let (Some(target), Some(progress)) = (target(cx), &self.progress) else {
-            return Err(not_allowed("no size was asked for: ebb resize does"));
+            return Err(not_allowed("it has no target: set one with ebb resize"));
         };
         let offer = offer(cx, shared);
         let (bytes, state) = (offer.size_of(&target), self.state(cx, shared));
@@ -75,7 +75,7 @@ impl Resize {
     ) -> Option<String> {
         let progress = self.progress.as_ref()?;
         match state {
-            SizeState::Reached => Some("the size asked for was reached".into()),
+            SizeState::Reached => Some("the target was reached".into()),
             SizeState::Moving | SizeState::Off => None,
             SizeState::Waiting => {
                 Some(blocked::reason(cx, (offer, target), progress, shared.rests_for))

@@ -19,11 +19,11 @@ pub(super) fn target(cx: &VmContext) -> Option<SizeTarget> {
     Some(SizeTarget { bytes: size.bytes, node: size.node, by: size.by.map(mechanism) })
 }
 
-/// Returns the message once no size is sought. `size`: the size that was sought before.
+/// Returns the message once there is no target. `size`: the target before.
 pub(super) fn no_more(size: Option<SizeRecord>) -> String {
-    let Some(SizeRecord { bytes, node, .. }) = size else { return "no size was sought".into() };
+    let Some(SizeRecord { bytes, node, .. }) = size else { return "there was no target".into() };
     let node = node.map(|node| format!(" on node {node}")).unwrap_or_default();
-    format!("the {}{node} that it was to have are sought no more", Bytes(bytes))
+    format!("its target of {}{node} was removed", Bytes(bytes))
 }
 
 fn mechanism(by: SizeMechanism) -> Mechanism {

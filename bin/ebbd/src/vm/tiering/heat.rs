@@ -283,7 +283,7 @@ fn host_needs(tracker: HeatTracker, accelerator: Accelerator) -> (String, bool) 
         ),
         (HeatTracker::GuestTables, Accelerator::Kvm) => (
             "shadow paging: a translation that is kept does not set its mark again before its \
-             page is protected, so hot pages are taken for colder than they are",
+             page is protected, so hot pages look colder than they are",
             true,
         ),
     };

@@ -107,7 +107,7 @@ impl Worker {
         request.check()?;
         if self.cx.record.share.is_some() {
             return Err(not_allowed(format!(
-                "the pool says what its limit is: take it out first, ebb share {} off",
+                "the pool sets its limit: take it out of the pool first, with ebb share {} off",
                 self.cx.name()
             )));
         }
@@ -255,7 +255,7 @@ impl Worker {
         }
         if !self.cx.record.growth.is_empty() {
             return Err(not_allowed(
-                "Ebb serves this VM's virtio-mem devices, so it cannot be let go while it runs: \
+                "Ebb serves this VM's virtio-mem devices, so it cannot be detached while it runs: \
                  power it off",
             ));
         }

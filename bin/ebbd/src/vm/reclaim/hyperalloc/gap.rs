@@ -46,7 +46,7 @@ impl Gap {
 /// Returns why the guest cannot spare what is missing.
 pub(super) fn what_it_needs(cx: &VmContext, shared: &HyperAlloc, gap: Gap) -> String {
     if cx.guest.guest().is_err() {
-        return "the guest is not trusted, so nothing more is taken from it".into();
+        return "the guest is not trusted, so nothing more is reclaimed from it".into();
     }
     let used = Bytes(shared.usage().used_bytes());
     reserve::in_the_way(used, Bytes(gap.missing() * HUGE_BYTES))

@@ -61,7 +61,7 @@ impl Shrink {
         let gap = Gap::of(cx, shared);
         let missing = gap.missing();
         if missing == 0 {
-            return (Some("the size asked for was reached".into()), None);
+            return (Some("the target was reached".into()), None);
         }
         let want = missing.min(reserve.spare_huge(cx, shared));
         if want < missing.min(PIECE_HUGE) {
