@@ -98,7 +98,7 @@ impl Group {
             enable(&at.root, controller)?;
             enable(&parent, controller)?;
         }
-        // Another daemon may have a VM with this name.
+        // Another daemon's VM may have this name, so the number is that of this VM's process.
         let directory = parent.join(format!("{name}.{}", std::process::id()));
         if !self.directories.contains(&directory) {
             make_anew(&directory).map_err(in_words(&directory))?;
@@ -186,8 +186,8 @@ fn unlimited_swap(directory: &Path, swaps: &Path) -> Option<String> {
     })
 }
 
-/// Removes empty groups that daemons which have ended left. At the `start` of a daemon, this
-/// includes groups with its own number: that was another daemon's then.
+/// Removes empty groups of VMs' processes that have ended. At the `start` of a daemon, this includes
+/// groups with its own number: another process had it then.
 pub fn clear_left(start: bool) {
     let mounts = fs::read_to_string(MOUNTS).unwrap_or_default();
     for controller in CONTROLLERS {

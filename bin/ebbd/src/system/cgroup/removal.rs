@@ -1,4 +1,4 @@
-//! The removal of control groups: at once, later, or by another daemon.
+//! The removal of control groups: at once, later, or by another process of `ebbd`.
 
 use std::fs;
 use std::io;
@@ -28,8 +28,7 @@ pub fn remove_of(record: &Record) {
     }
 }
 
-/// Removes the control group of a QEMU that is detached once it has ended, if this daemon still
-/// runs then.
+/// Removes the control group of a detached QEMU once it has ended, if this process still runs then.
 pub fn remove_later(record: &Record, process: io::Result<Process>) {
     let cgroups = record.confinement.iter().flat_map(|confinement| confinement.cgroups.clone());
     // A VM that is started under its name later has other groups.
@@ -42,7 +41,7 @@ pub fn remove_later(record: &Record, process: io::Result<Process>) {
             remove_these(&groups);
         }
     };
-    // Without this thread, the next daemon removes it.
+    // Without this thread, the next start of a VM or of a daemon removes it.
     drop(thread::Builder::new().name("control group".into()).spawn(wait));
 }
 
@@ -61,7 +60,7 @@ pub(super) fn clear_below(parent: &Path, start: bool) {
     }
 }
 
-/// Number of the daemon that made a group with this name.
+/// Number of the VM's process that made a group with this name.
 fn maker(name: &str) -> Option<u32> {
     let (vm, pid) = name.rsplit_once('.')?;
     vm.parse::<VmName>().ok().and_then(|_| pid.parse().ok())
