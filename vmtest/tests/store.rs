@@ -179,7 +179,7 @@ fn a_full_disk_is_named_and_costs_the_guest_nothing() {
     assert!(stuck.contains(&tight.swap().display().to_string()), "{stuck}");
     assert!(room(&tight.path("mount")) < 2 * MIB);
     let shown = vm.ebb("status").ok();
-    assert_eq!(shown.matches("stuck").count(), 1, "{shown}");
+    assert_eq!(shown.matches("blocked by").count(), 1, "{shown}");
     // Nothing is lost, and nothing waits for room that is not made.
     assert_eq!(vm.guest("check a"), "0");
     vm.guest("fill b 100M");

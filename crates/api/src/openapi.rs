@@ -68,7 +68,7 @@ mod v1 {
     #[utoipa::path(post, path = route::RUN, request_body = RunRequest, responses(
         (status = 200, body = VmStatus),
         (status = 400, body = Problem, description = "The request makes no sense."),
-        (status = 409, body = Problem, description = "The name is taken."),
+        (status = 409, body = Problem, description = "The name is in use."),
         (status = 422, body = Problem, description = "The host or QEMU does not allow it."),
         (status = 500, body = Problem, description = "The operation failed."),
         (status = 503, body = Problem, description = NO_STATUS),
@@ -80,7 +80,8 @@ mod v1 {
     #[utoipa::path(post, path = route::ATTACH, request_body = AttachRequest, responses(
         (status = 200, body = VmStatus),
         (status = 400, body = Problem, description = "The request makes no sense."),
-        (status = 409, body = Problem, description = "The name is taken, or the VM is managed already."),
+        (status = 409, body = Problem, description = "The name is in use, or the VM is \
+            managed already."),
         (status = 422, body = Problem, description = "This process cannot be managed."),
         (status = 500, body = Problem, description = "The operation failed."),
         (status = 503, body = Problem, description = NO_STATUS),

@@ -15,7 +15,7 @@ use crate::locked::{Busy, Locked, LockedFrame};
 #[derive(Debug, thiserror::Error)]
 pub enum SplitError {
     /// The huge frame is locked.
-    #[error("somebody holds the huge frame")]
+    #[error("the huge frame is locked")]
     Busy,
     /// The ledger's file system has no room for their words.
     #[error("the ledger: {0}")]

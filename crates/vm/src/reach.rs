@@ -83,9 +83,7 @@ impl Kind {
             }
             Kind::Rdma => "it pins memory for the network card",
             Kind::Confidential => "the host cannot read or move the memory of such a guest",
-            Kind::SharedMigration => {
-                "the memory is to be another process's, which Ebb does not hold"
-            }
+            Kind::SharedMigration => "it hands the memory to a process that Ebb does not manage",
             Kind::VhostUser | Kind::OtherProcess => {
                 "it is served by another process, which would find zeros where memory in use was \
                  evicted"

@@ -69,7 +69,7 @@ fn limit(status: &VmStatus) -> String {
             format!("; evicted: {} saved{compressed}, {} disk-backed", Bytes(saved), Bytes(on_disk))
         }
     };
-    let stuck = limit.stuck.as_ref().map(|why| format!("; stuck: {why}"));
+    let stuck = limit.stuck.as_ref().map(|why| format!("; blocked by: {why}"));
     at + &evicted + &stuck.unwrap_or_default()
 }
 

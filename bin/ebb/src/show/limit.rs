@@ -65,7 +65,7 @@ pub fn rows(limit: &LimitStatus) -> String {
     ];
     rows.concat()
         + &compressed(limit)
-        + &limit.stuck.as_ref().map(|why| row("stuck", why)).unwrap_or_default()
+        + &limit.stuck.as_ref().map(|why| row("blocked by", why)).unwrap_or_default()
 }
 
 /// Returns the lines of compressed memory, or nothing if there is none.

@@ -48,11 +48,20 @@ impl Stage {
         }
     }
 
+    /// The state as messages name it.
+    fn words(&self) -> &'static str {
+        match self {
+            Stage::Managed => "managed",
+            Stage::Recovering => "being recovered",
+            Stage::NotRecovered(..) => "not recovered",
+        }
+    }
+
     /// Why the VM is at this stage.
     fn reason(&self) -> Option<String> {
         match self {
             Stage::Managed => None,
-            Stage::Recovering => Some("a process before this one managed it".into()),
+            Stage::Recovering => Some("an earlier process managed it".into()),
             Stage::NotRecovered(why, again) => Some(why_not_recovered(why, *again)),
         }
     }
@@ -136,7 +145,7 @@ impl Listing {
             stage => Err(ApiError::Unavailable(format!(
                 "{} is {}: {}",
                 seen.summary.name,
-                stage.state(),
+                stage.words(),
                 stage.reason().unwrap_or_default()
             ))),
         }

@@ -67,7 +67,7 @@ pub fn remove_detached(process: &Process, record: &Record, directory: &Path) {
     cgroup::remove_later(record, process.try_clone());
     // The VM is detached all the same; the message tells what is left behind.
     if let Err(error) = forget_all(record, directory) {
-        tracing::error!("{}: what was kept of it is not removed: {error}", record.name);
+        tracing::error!("{}: its files are not all removed: {error}", record.name);
     }
 }
 

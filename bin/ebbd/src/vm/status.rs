@@ -272,7 +272,7 @@ fn no_room(directory: &Path) -> Option<String> {
     let free_bytes = found.f_bavail.saturating_mul(found.f_frsize);
     (free_bytes < RUN_DIR_LEAST_BYTES).then(|| {
         format!(
-            "the run directory, {}, has {} left: what cannot be put on record there is not done; \
+            "the run directory, {}, has {} left: Ebb refuses changes that it cannot record there; \
              make room",
             directory.display(),
             Bytes(free_bytes)

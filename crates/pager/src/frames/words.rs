@@ -53,7 +53,7 @@ pub(crate) fn again_for(
             Served::Busy => thread::sleep(PAUSE),
         }
     }
-    Err(io::Error::new(io::ErrorKind::TimedOut, "a frame is held and not let go"))
+    Err(io::Error::new(io::ErrorKind::TimedOut, "a frame stays locked"))
 }
 
 impl Frames {

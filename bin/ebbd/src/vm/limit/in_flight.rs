@@ -23,8 +23,8 @@ pub fn may_tell_in_flight(cx: &VmContext, open: &mut OpenFiles) -> Answer<Option
     let why = why.map_err(failed("QEMU's descriptors"))?;
     match (why, cx.guest.guest()) {
         (Some(why), Err(unknown)) => Err(not_allowed(format!(
-            "{why}, and nobody tells which reads still write to memory that is to be evicted, \
-             since the guest is not trusted ({unknown}): try again once it is, start QEMU with \
+            "{why}, and Ebb cannot tell which reads still write to memory that is to be evicted, \
+             because the guest is not trusted ({unknown}): try again once it is, start QEMU with \
              cache=writeback, or give the disk by `ebb run --disk`"
         ))),
         (why, _) => Ok(why),

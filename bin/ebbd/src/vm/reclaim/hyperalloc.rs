@@ -318,10 +318,8 @@ impl SharedAllocator {
         }
         cx.qmp.reconnect();
         let why = match cx.command_guest("stop") {
-            Ok(()) => "the guest touched memory that was taken from it; QMP `cont` has it go on",
-            Err(_) => {
-                "the guest touched memory that was taken from it, and QEMU did not obey `stop`"
-            }
+            Ok(()) => "the guest touched memory that it must not use; QMP `cont` lets it go on",
+            Err(_) => "the guest touched memory that it must not use; QEMU did not obey `stop`",
         };
         tracing::error!("{}: stopped: {why}", cx.name());
         self.stopped = Some(why.into());
