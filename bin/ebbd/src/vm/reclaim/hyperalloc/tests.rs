@@ -15,7 +15,7 @@ fn nothing_is_taken_beside_a_device_that_cannot_wait() {
     let mut allocator = shrinking();
     cx.reaching.found = vec![Device { name: "vfio-pci".into(), kind: Kind::Vfio }];
     let step = allocator.step(&mut cx);
-    assert!(step.word.is_some_and(|word| word.contains("no memory is taken")));
+    assert!(step.word.is_some_and(|word| word.contains("no memory is reclaimed")));
     assert!(!allocator.part().is_moving);
 }
 
