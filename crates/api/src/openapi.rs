@@ -236,8 +236,8 @@ mod v1 {
     /// Set the size of the pool, or end the pool.
     #[utoipa::path(put, path = route::POOL, request_body = PoolRequest, responses(
         (status = 200, body = PoolStatus),
-        (status = 422, body = Problem, description = "The pool would be smaller than its shares, or \
-            larger than the host's memory."),
+        (status = 422, body = Problem, description = "The pool would be smaller than its shares, \
+            or larger than the host's memory."),
         (status = 500, body = Problem, description = "The operation failed."),
         (status = 507, body = Problem, description = NO_ROOM),
     ))]

@@ -186,8 +186,8 @@ fn unlimited_swap(directory: &Path, swaps: &Path) -> Option<String> {
     })
 }
 
-/// Removes empty groups of VMs' processes that have ended. At the `start` of a daemon, this includes
-/// groups with its own number: another process had it then.
+/// Removes empty groups of VMs' processes that have ended. At the `start` of a daemon, this
+/// includes groups with its own number: another process had it then.
 pub fn clear_left(start: bool) {
     let mounts = fs::read_to_string(MOUNTS).unwrap_or_default();
     for controller in CONTROLLERS {
