@@ -55,9 +55,9 @@ pub enum Driver {
     Unknown,
 }
 
-/// A virtio-mem device.
+/// The part of a virtio-mem device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Device {
+pub struct DevicePart {
     /// The guest's NUMA node of its memory.
     pub node: u32,
     /// Bytes that the guest has plugged.
@@ -72,26 +72,26 @@ pub struct Device {
     pub driver: Driver,
 }
 
-/// A balloon.
+/// The part of a balloon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Balloon {
+pub struct BalloonPart {
     /// Bytes that it holds.
     pub ballooned_bytes: u64,
     /// Whether the guest fills it.
     pub driver: Driver,
 }
 
-/// What a VM has now to change its size by.
+/// The parts of a VM's size now, by which it can change.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Offer {
+pub struct SizeParts {
     /// Bytes that the VM began with.
     pub initial_bytes: u64,
     /// Bytes that the VM began with, by NUMA node; never empty.
     pub node_bytes: Vec<u64>,
     /// Its virtio-mem devices.
-    pub devices: Vec<Device>,
+    pub devices: Vec<DevicePart>,
     /// Its balloon.
-    pub balloon: Option<Balloon>,
+    pub balloon: Option<BalloonPart>,
     /// Bytes hard-reclaimed from a guest that shares its allocator. `None`: it shares none.
     pub hard_bytes: Option<u64>,
 }
@@ -99,7 +99,7 @@ pub struct Offer {
 /// The page size: nothing is ballooned in smaller pieces.
 const PAGE_BYTES: u64 = 4096;
 
-impl Offer {
+impl SizeParts {
     /// Bytes plugged on all devices.
     pub fn plugged_bytes(&self) -> u64 {
         self.devices.iter().map(|device| device.plugged_bytes).sum()
@@ -137,7 +137,7 @@ impl Offer {
     }
 
     /// The devices on a node.
-    pub fn on(&self, node: u32) -> impl Iterator<Item = &Device> {
+    pub fn on(&self, node: u32) -> impl Iterator<Item = &DevicePart> {
         self.devices.iter().filter(move |device| device.node == node)
     }
 
@@ -160,7 +160,7 @@ pub struct SizeTarget {
 
 /// Why a size cannot be had. Nothing was changed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum SizeRefusal {
     /// There is no such node.
     #[error("there is no NUMA node {node}: the VM has {count}, counted from 0")]
     NoNode {

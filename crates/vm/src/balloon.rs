@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use crate::driver::{self, Driver};
+use crate::driver::{self, GuestDriver};
 use crate::qmp::{Qmp, QmpError};
 
 const KIND: &str = "virtio-balloon";
@@ -19,7 +19,7 @@ pub struct Balloon {
     /// Bytes in the balloon.
     pub held_bytes: u64,
     /// Whether the guest drives the balloon.
-    pub driver: Driver,
+    pub driver: GuestDriver,
     /// Whether the guest deflates the balloon before it kills a process.
     pub deflates_on_oom: bool,
     /// Whether QEMU offers free page reporting.
@@ -76,7 +76,7 @@ pub fn look(qmp: &mut Qmp, initial_bytes: u64) -> Result<Option<Balloon>, QmpErr
     let stats = driver::property(qmp, &path, "guest-stats")?;
     let driver = driver::of(qmp, &path)?;
     // What QEMU remembers of a guest before its reset is stale.
-    let gone = driver == Driver::Absent;
+    let gone = driver == GuestDriver::Absent;
     let held_bytes = if gone { 0 } else { initial_bytes.saturating_sub(left) };
     let stats = stats.filter(|_| !gone).map(|stats| parse(&stats)).unwrap_or_default();
     Ok(Some(Balloon { path, held_bytes, driver, deflates_on_oom, reporting_offered, stats }))

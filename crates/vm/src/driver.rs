@@ -11,7 +11,7 @@ const ENDS_WHEN_ASKED: u64 = 11;
 
 /// What the guest's driver is known to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Driver {
+pub enum GuestDriver {
     /// The driver drives the device, with these features.
     Ready {
         /// The features by QEMU's names, such as `VIRTIO_BALLOON_F_REPORTING`.
@@ -23,13 +23,13 @@ pub enum Driver {
     Unknown,
 }
 
-impl Driver {
+impl GuestDriver {
     /// Whether the driver accepted this feature. `None` if not known.
     pub fn took(&self, feature: &str) -> Option<bool> {
         match self {
-            Driver::Ready { features } => Some(features.iter().any(|name| name == feature)),
-            Driver::Absent => Some(false),
-            Driver::Unknown => None,
+            GuestDriver::Ready { features } => Some(features.iter().any(|name| name == feature)),
+            GuestDriver::Absent => Some(false),
+            GuestDriver::Unknown => None,
         }
     }
 }
@@ -37,15 +37,15 @@ impl Driver {
 /// Asks about the virtio device behind the proxy at QOM path `path`.
 ///
 /// # Errors
-/// [`QmpError`], except for a refusal, which gives [`Driver::Unknown`].
-pub fn of(qmp: &mut Qmp, path: &str) -> Result<Driver, QmpError> {
+/// [`QmpError`], except for a refusal, which gives [`GuestDriver::Unknown`].
+pub fn of(qmp: &mut Qmp, path: &str) -> Result<GuestDriver, QmpError> {
     if major_version(qmp)? >= ENDS_WHEN_ASKED {
-        return Ok(Driver::Unknown);
+        return Ok(GuestDriver::Unknown);
     }
     let backend = format!("{path}/virtio-backend");
     match qmp.execute("x-query-virtio-status", json!({ "path": backend })) {
         Ok(answer) => Ok(parse(&answer)),
-        Err(QmpError::Refused { .. }) => Ok(Driver::Unknown),
+        Err(QmpError::Refused { .. }) => Ok(GuestDriver::Unknown),
         Err(error) => Err(error),
     }
 }
@@ -55,14 +55,14 @@ fn major_version(qmp: &mut Qmp) -> Result<u64, QmpError> {
     Ok(version.pointer("/qemu/major").and_then(Value::as_u64).unwrap_or(0))
 }
 
-fn parse(answer: &Value) -> Driver {
-    let Some(statuses) = answer.pointer("/status/statuses") else { return Driver::Unknown };
+fn parse(answer: &Value) -> GuestDriver {
+    let Some(statuses) = answer.pointer("/status/statuses") else { return GuestDriver::Unknown };
     match names(statuses).any(|name| name == "VIRTIO_CONFIG_S_DRIVER_OK") {
-        false => Driver::Absent,
+        false => GuestDriver::Absent,
         true => {
             let features = answer.pointer("/guest-features/dev-features");
             let features = features.map(|list| names(list).map(str::to_owned).collect());
-            Driver::Ready { features: features.unwrap_or_default() }
+            GuestDriver::Ready { features: features.unwrap_or_default() }
         }
     }
 }
@@ -123,7 +123,8 @@ mod tests {
         assert_eq!(ready.took("VIRTIO_BALLOON_F_REPORTING"), Some(true));
         assert_eq!(ready.took("VIRTIO_BALLOON_F_STATS_VQ"), Some(false));
         let absent = parse(&status(&["VIRTIO_CONFIG_S_DRIVER: x"]));
-        assert_eq!((absent.took("x"), absent), (Some(false), Driver::Absent));
-        assert_eq!((parse(&json!([])), Driver::Unknown.took("x")), (Driver::Unknown, None));
+        assert_eq!((absent.took("x"), absent), (Some(false), GuestDriver::Absent));
+        assert_eq!(parse(&json!([])), GuestDriver::Unknown);
+        assert_eq!(GuestDriver::Unknown.took("x"), None);
     }
 }

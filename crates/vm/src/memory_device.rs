@@ -3,7 +3,7 @@
 use ebb_units::Gpa;
 use serde_json::{Value, json};
 
-use crate::driver::{self, Driver};
+use crate::driver::{self, GuestDriver};
 use crate::qmp::{Qmp, QmpError};
 
 /// Bound on the bytes of memory that QEMU may tell. A larger answer is not understood.
@@ -31,7 +31,7 @@ pub struct MemoryDevice {
     /// Bytes of a block.
     pub block_bytes: u64,
     /// Whether the guest drives the device.
-    pub driver: Driver,
+    pub driver: GuestDriver,
 }
 
 /// The memory that a VM has, by where it comes from.
@@ -107,7 +107,7 @@ fn parse(list: &Value) -> Option<(Vec<Dimm>, Vec<MemoryDevice>)> {
                 requested_bytes: bytes(data, "requested-size")?,
                 max_bytes: bytes(data, "max-size")?,
                 block_bytes: bytes(data, "block-size").filter(|block| *block > 0)?,
-                driver: Driver::Unknown,
+                driver: GuestDriver::Unknown,
             }),
             _ => {}
         }

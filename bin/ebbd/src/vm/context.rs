@@ -12,7 +12,7 @@ pub mod qmp_link;
 pub mod reaching;
 mod searches;
 pub mod service;
-pub mod shared_part;
+pub mod shared_size;
 
 use std::io;
 use std::os::fd::AsFd;

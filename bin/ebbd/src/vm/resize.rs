@@ -2,7 +2,7 @@
 
 mod balloon;
 mod blocked;
-mod offer;
+mod parts;
 mod progress;
 mod report;
 mod reported;
@@ -13,17 +13,17 @@ mod tests;
 use std::time::{Duration, Instant};
 
 use ebb_api::{OnViolation, ResizeReport, ResizeRequest, SizeMechanism, SizeState};
-use ebb_policy::resize::{Mechanism, Offer, Plan, SizeTarget};
+use ebb_policy::resize::{Mechanism, Plan, SizeParts, SizeTarget};
 use ebb_units::HUGE_BYTES;
 
 use self::balloon::BalloonControl;
-use self::offer::{is_about_the_guest, offer, piece_bytes, plan, shared_bytes};
+use self::parts::{is_about_the_guest, piece_bytes, plan, shared_bytes, size_parts};
 use self::progress::Progress;
 use self::reported::{Reported, figures, now_s};
 use self::target::{no_more, target};
 use super::context::VmContext;
 use super::context::capabilities::Capabilities;
-use super::context::shared_part::SharedPart;
+use super::context::shared_size::SharedSize;
 use crate::model::api_error::{Answer, ApiError, failed, not_allowed};
 use crate::model::record::SizeRecord;
 
@@ -50,7 +50,7 @@ pub struct Resize {
 /// A size that this VM can have, before anything is done for it.
 pub struct Prepared {
     plan: Plan,
-    offer: Offer,
+    parts: SizeParts,
     target: SizeTarget,
 }
 
@@ -100,18 +100,23 @@ impl Resize {
     ///
     /// # Errors
     /// The VM cannot have that size.
-    pub fn prepare(&self, cx: &VmContext, target: SizeTarget, shared: &SharedPart) -> Answer<Prepared> {
+    pub fn prepare(
+        &self,
+        cx: &VmContext,
+        target: SizeTarget,
+        shared: &SharedSize,
+    ) -> Answer<Prepared> {
         cx.may_take()?;
-        let offer = offer(cx, shared);
-        let plan = plan(&offer, &target);
-        let plan = plan.and_then(|plan| plan.check_drivers(&offer).map(|()| plan));
+        let parts = size_parts(cx, shared);
+        let plan = plan(&parts, &target);
+        let plan = plan.and_then(|plan| plan.check_drivers(&parts).map(|()| plan));
         let plan = plan.map_err(|refusal| match cx.guest.guest() {
             Err(why) if is_about_the_guest(&refusal) => {
                 not_allowed(format!("{refusal}; the guest is not trusted: {why}"))
             }
             _ => not_allowed(refusal),
         })?;
-        Ok(Prepared { plan, offer, target })
+        Ok(Prepared { plan, parts, target })
     }
 
     /// Begins to bring the VM to that size.
@@ -124,9 +129,9 @@ impl Resize {
         request: ResizeRequest,
         prepared: &Prepared,
     ) -> Answer<SharedGoal> {
-        let Prepared { plan, offer, target } = prepared;
+        let Prepared { plan, parts, target } = prepared;
         let resident = cx.pager.ram().resident_bytes().map_err(failed("the VM's RAM"))?;
-        let shared_bytes = shared_bytes(cx, offer, plan);
+        let shared_bytes = shared_bytes(cx, parts, plan);
         // In one change: if it cannot be written, nothing is done for the size.
         cx.record.change(|record| {
             record.on_violation = request.on_violation.unwrap_or(record.on_violation);
@@ -136,7 +141,7 @@ impl Resize {
                 record.size_bytes = shared_bytes;
             }
         })?;
-        self.progress = Some(Progress::new(plan, offer.size_of(target), resident, now_s()));
+        self.progress = Some(Progress::new(plan, parts.size_of(target), resident, now_s()));
         Ok(if prepared.is_by_sharing() { SharedGoal::New } else { SharedGoal::Same })
     }
 
@@ -149,23 +154,23 @@ impl Resize {
         &mut self,
         cx: &mut VmContext,
         on_violation: Option<OnViolation>,
-        shared: &SharedPart,
+        shared: &SharedSize,
     ) -> Answer<ResizeReport> {
-        let offer = offer(cx, shared);
+        let parts = size_parts(cx, shared);
         let now = Plan {
             mechanism: Mechanism::VirtioMem,
             reason: "it stays as it is".into(),
-            requested_bytes: offer.devices.iter().map(|device| device.plugged_bytes).collect(),
-            ballooned_bytes: offer.ballooned_bytes(),
-            hard_bytes: offer.hard_bytes.unwrap_or(0),
+            requested_bytes: parts.devices.iter().map(|device| device.plugged_bytes).collect(),
+            ballooned_bytes: parts.ballooned_bytes(),
+            hard_bytes: parts.hard_bytes.unwrap_or(0),
         };
-        self.apply(cx, &offer, &now).map_err(not_allowed)?;
+        self.apply(cx, &parts, &now).map_err(not_allowed)?;
         let stopped_by = no_more(cx.record.size);
         cx.record.change(|record| {
             record.on_violation = on_violation.unwrap_or(record.on_violation);
             record.size = None;
         })?;
-        let size = offer.size_bytes();
+        let size = parts.size_bytes();
         self.progress = None;
         Ok(ResizeReport {
             bytes: size,
@@ -190,7 +195,7 @@ impl Resize {
     }
 
     /// Whether a step towards the size on record is due.
-    pub fn is_due(&self, cx: &VmContext, shared: &SharedPart) -> bool {
+    pub fn is_due(&self, cx: &VmContext, shared: &SharedSize) -> bool {
         if cx.record.size.is_none() || cx.waits() {
             return false;
         }
@@ -199,7 +204,7 @@ impl Resize {
     }
 
     /// Makes a step towards the size on record.
-    pub fn pursue(&mut self, cx: &mut VmContext, shared: &SharedPart) -> SharedGoal {
+    pub fn pursue(&mut self, cx: &mut VmContext, shared: &SharedSize) -> SharedGoal {
         self.stepped = Some(Instant::now());
         if let Err(error) = self.take_step(cx, shared) {
             tracing::debug!("{}: its size: {error}", cx.name());
@@ -215,86 +220,95 @@ impl Resize {
         }
     }
 
-    fn take_step(&mut self, cx: &mut VmContext, shared: &SharedPart) -> Answer<()> {
+    fn take_step(&mut self, cx: &mut VmContext, shared: &SharedSize) -> Answer<()> {
         let Some(target) = target(cx) else { return Ok(()) };
         cx.may_take()?;
         self.look(cx)?;
-        let offer = offer(cx, shared);
-        self.begin_progress(cx, &offer, &target)?;
-        let pressed = self.balloon.is_pressed(cx, &offer);
+        let parts = size_parts(cx, shared);
+        self.begin_progress(cx, &parts, &target)?;
+        let pressed = self.balloon.is_pressed(cx, &parts);
         let figures = figures(cx, self.progress.as_ref());
         let Some(progress) = &mut self.progress else { return Ok(()) };
-        progress.saw(offer.size_of(&target), target.bytes, now_s());
-        if pressed && offer.ballooned_bytes() > 0 && progress.rests_for().is_none() {
+        progress.note_size(parts.size_of(&target), target.bytes, now_s());
+        if pressed && parts.ballooned_bytes() > 0 && progress.rests_for().is_none() {
             progress.rest();
             self.balloon.count_release();
         }
         let bytes = match figures {
             // The driver unplugs what the guest can do without, and nothing else.
             Reported::Nobody if progress.mechanism == Mechanism::VirtioMem => target.bytes,
-            Reported::Nobody | Reported::NotYet => progress.step(target.bytes, None, piece_bytes(&offer)),
-            Reported::Figures(figures) => progress.step(target.bytes, Some(figures), piece_bytes(&offer)),
+            Reported::Nobody | Reported::NotYet => {
+                progress.step(target.bytes, None, piece_bytes(&parts))
+            }
+            Reported::Figures(figures) => {
+                progress.step(target.bytes, Some(figures), piece_bytes(&parts))
+            }
         };
         let bytes = if progress.mechanism == Mechanism::HyperAlloc { target.bytes } else { bytes };
         let rests = progress.rests_for().is_some();
-        let mut plan = plan(&offer, &SizeTarget { bytes, ..target }).map_err(not_allowed)?;
+        let mut plan = plan(&parts, &SizeTarget { bytes, ..target }).map_err(not_allowed)?;
         if rests {
             plan.ballooned_bytes = 0;
         }
         if pressed || rests {
-            let devices = plan.requested_bytes.iter_mut().zip(&offer.devices);
+            let devices = plan.requested_bytes.iter_mut().zip(&parts.devices);
             devices.for_each(|(bytes, device)| *bytes = (*bytes).max(device.plugged_bytes));
         }
-        let told = self.apply(cx, &offer, &plan);
+        let applied = self.apply(cx, &parts, &plan);
         if let Some(progress) = &mut self.progress {
-            progress.failure = told.as_ref().err().map(ToString::to_string);
+            progress.failure = applied.as_ref().err().map(ToString::to_string);
         }
-        told.map_err(not_allowed)
+        applied.map_err(not_allowed)
     }
 
     /// Begins the progress, if the process before this one was on its way to the size.
-    fn begin_progress(&mut self, cx: &VmContext, offer: &Offer, target: &SizeTarget) -> Answer<()> {
+    fn begin_progress(
+        &mut self,
+        cx: &VmContext,
+        parts: &SizeParts,
+        target: &SizeTarget,
+    ) -> Answer<()> {
         if self.progress.is_none() {
-            let plan = plan(offer, target).map_err(not_allowed)?;
+            let plan = plan(parts, target).map_err(not_allowed)?;
             let resident = cx.pager.ram().resident_bytes();
             let resident = resident.map_err(failed("the VM's RAM"))?;
-            self.progress = Some(Progress::new(&plan, offer.size_of(target), resident, now_s()));
+            self.progress = Some(Progress::new(&plan, parts.size_of(target), resident, now_s()));
         }
         Ok(())
     }
 
     /// Tells the record and the devices the parts of the plan that are new.
-    fn apply(&mut self, cx: &mut VmContext, offer: &Offer, plan: &Plan) -> Result<(), String> {
+    fn apply(&mut self, cx: &mut VmContext, parts: &SizeParts, plan: &Plan) -> Result<(), String> {
         let hard_bytes = plan.hard_bytes.next_multiple_of(HUGE_BYTES);
-        if offer.hard_bytes.is_some() && cx.wanted_hard() * HUGE_BYTES != hard_bytes {
-            let shared_bytes = shared_bytes(cx, offer, plan);
+        if parts.hard_bytes.is_some() && cx.wanted_hard() * HUGE_BYTES != hard_bytes {
+            let shared_bytes = shared_bytes(cx, parts, plan);
             let noted = cx.record.change(|record| record.size_bytes = shared_bytes);
             noted.map_err(|error| error.to_string())?;
             self.goal = SharedGoal::New;
         }
         let VmContext { capabilities, qmp, .. } = cx;
         let (Some(found), Some(qmp)) = (capabilities, qmp.socket()) else { return Ok(()) };
-        let devices = found.pluggers.iter().zip(&offer.devices).zip(&plan.requested_bytes);
+        let devices = found.pluggers.iter().zip(&parts.devices).zip(&plan.requested_bytes);
         for ((plugger, device), &bytes) in devices {
             if device.requested_bytes != bytes {
                 plugger.request(qmp, bytes)?;
             }
         }
-        let told = self.balloon.request(qmp, offer, plan.ballooned_bytes);
-        told.map_err(|error| error.to_string())
+        let requested = self.balloon.request(qmp, parts, plan.ballooned_bytes);
+        requested.map_err(|error| error.to_string())
     }
 
     /// Notes why the shared allocator has not all of its part, or that it has.
-    pub fn note_word(&mut self, word: String) {
+    pub fn note_blocked_reason(&mut self, reason: String) {
         if let Some(progress) = &mut self.progress {
-            progress.last_word = Some(word);
+            progress.blocked_reason = Some(reason);
         }
     }
 
     /// Forgets that note: the shared allocator begins anew.
-    pub fn forget_word(&mut self) {
+    pub fn forget_blocked_reason(&mut self) {
         if let Some(progress) = &mut self.progress {
-            progress.last_word = None;
+            progress.blocked_reason = None;
         }
     }
 

@@ -61,7 +61,7 @@ pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
             (totals.reclaimed_bytes + totals.absent_at_hold_bytes).saturating_sub(absent_bytes),
         ),
     };
-    let part = reclaim.hyperalloc.part();
+    let shared_size = reclaim.hyperalloc.shared_size();
     let (mechanism, mechanism_reason) = reclaim.mechanism(cx);
     Ok(VmStatus {
         name: record.name.clone(),
@@ -103,7 +103,7 @@ pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
         returned_total_bytes,
         auto: reclaim.auto_status(cx),
         limit: limit(knowing),
-        size: resize.status(cx, &part),
+        size: resize.status(cx, &shared_size),
         balloon: resize.balloon_status(cx),
         tier: tiering.status(cx, knowing.limit.active_bytes()),
         sharing: reclaim.hyperalloc.status(cx),

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use ebb_api::{BalloonStatus, DeviceServer, DriverState, GuestFigures, MemoryDeviceStatus};
 use ebb_policy::need::Figures;
-use ebb_policy::resize::{Balloon as BalloonOffer, Device, Driver};
-use ebb_virtio_mem::Device as Served;
+use ebb_policy::resize::{BalloonPart, DevicePart, Driver};
+use ebb_virtio_mem::Device;
 use ebb_vm::balloon::{self, Balloon};
-use ebb_vm::driver::Driver as SeenDriver;
+use ebb_vm::driver::GuestDriver;
 use ebb_vm::memory_device::{self, MemoryDevice};
 use ebb_vm::qmp::QmpError;
 use ebb_vm::{Qmp, Region};
@@ -21,7 +21,7 @@ pub enum Plugger {
     /// A device that Ebb serves.
     Ebb {
         /// The device.
-        device: Arc<Served>,
+        device: Arc<Device>,
         /// The guest's NUMA node.
         node: u32,
         /// Whether the guest drives it.
@@ -31,19 +31,19 @@ pub enum Plugger {
 
 impl Plugger {
     /// Returns the device as it is now.
-    pub fn device(&self) -> Device {
+    pub fn device(&self) -> DevicePart {
         match self {
-            Plugger::Qemu(device) => Device {
+            Plugger::Qemu(device) => DevicePart {
                 node: device.node,
                 plugged_bytes: device.plugged_bytes,
                 requested_bytes: device.requested_bytes,
                 max_bytes: device.max_bytes,
                 block_bytes: device.block_bytes,
-                driver: offered(&device.driver),
+                driver: driver_of(&device.driver),
             },
             Plugger::Ebb { device, node, driver } => {
                 let (sizes, geometry) = (device.sizes(), device.geometry());
-                Device {
+                DevicePart {
                     node: *node,
                     plugged_bytes: sizes.plugged_bytes,
                     requested_bytes: sizes.requested_bytes,
@@ -91,7 +91,7 @@ impl Plugger {
     }
 }
 
-/// All capabilities that were told.
+/// All capabilities that were reported.
 pub struct Capabilities {
     /// The memory that the VM began with, in bytes.
     pub initial_bytes: u64,
@@ -126,20 +126,20 @@ impl Capabilities {
     }
 
     /// Returns the devices as they were told.
-    pub fn devices(&self) -> Vec<Device> {
+    pub fn devices(&self) -> Vec<DevicePart> {
         self.pluggers.iter().map(Plugger::device).collect()
     }
 
     /// Returns the balloon as it was told.
-    pub fn balloon_offer(&self) -> Option<BalloonOffer> {
+    pub fn balloon_part(&self) -> Option<BalloonPart> {
         let balloon = self.balloon.as_ref()?;
-        let driver = offered(&balloon.driver);
-        Some(BalloonOffer { ballooned_bytes: balloon.held_bytes, driver })
+        let driver = driver_of(&balloon.driver);
+        Some(BalloonPart { ballooned_bytes: balloon.held_bytes, driver })
     }
 
     /// Returns how much memory is unplugged and can be plugged, in bytes.
     pub fn unplugged_bytes(&self) -> u64 {
-        let left = |device: Device| device.max_bytes.saturating_sub(device.plugged_bytes);
+        let left = |device: DevicePart| device.max_bytes.saturating_sub(device.plugged_bytes);
         self.devices().into_iter().map(left).sum()
     }
 
@@ -161,7 +161,7 @@ impl Capabilities {
                 requested_bytes: device.requested_bytes,
                 max_bytes: device.max_bytes,
                 block_bytes: device.block_bytes,
-                driver: state(device.driver),
+                driver: driver_state(device.driver),
                 served_by,
                 violations,
             }
@@ -186,7 +186,7 @@ impl Capabilities {
         };
         Some(BalloonStatus {
             ballooned_bytes: balloon.held_bytes,
-            driver: state(offered(&balloon.driver)),
+            driver: driver_state(driver_of(&balloon.driver)),
             deflates_on_oom: balloon.deflates_on_oom,
             releases,
             reporting_offered: balloon.reporting_offered,
@@ -196,15 +196,15 @@ impl Capabilities {
     }
 }
 
-fn offered(driver: &SeenDriver) -> Driver {
+fn driver_of(driver: &GuestDriver) -> Driver {
     match driver {
-        SeenDriver::Ready { .. } => Driver::Ready,
-        SeenDriver::Absent => Driver::Absent,
-        SeenDriver::Unknown => Driver::Unknown,
+        GuestDriver::Ready { .. } => Driver::Ready,
+        GuestDriver::Absent => Driver::Absent,
+        GuestDriver::Unknown => Driver::Unknown,
     }
 }
 
-fn state(driver: Driver) -> DriverState {
+fn driver_state(driver: Driver) -> DriverState {
     match driver {
         Driver::Ready => DriverState::Ready,
         Driver::Absent => DriverState::Absent,

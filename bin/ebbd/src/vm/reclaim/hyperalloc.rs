@@ -27,7 +27,7 @@ use crate::support::nanoseconds::nanoseconds;
 use crate::vm::context::VmContext;
 use crate::vm::context::liveness::End;
 use crate::vm::context::mailbox::Command;
-use crate::vm::context::shared_part::{Moved, SharedPart};
+use crate::vm::context::shared_size::{SharedChange, SharedSize};
 
 /// Time between two looks for what a size lacks.
 const MISSING_EVERY: Duration = Duration::from_secs(1);
@@ -39,23 +39,24 @@ pub struct SharedAllocator {
     shared: Option<Arc<HyperAlloc>>,
     /// Why it is not shared, though the guest announces it.
     refused: Option<String>,
-    /// A violation was told, and the worker has not looked at it yet.
-    told: Arc<AtomicBool>,
+    /// A violation was reported, and the worker has not looked at it yet.
+    violation_reported: Arc<AtomicBool>,
     /// Why the VM was stopped.
     stopped: Option<String>,
-    looked: Option<Instant>,
+    /// When the size was last checked.
+    checked: Option<Instant>,
     reserve: Reserve,
     compaction: Compaction,
     /// The change to a size that was asked for, while it goes on.
     shrink: Option<Shrink>,
     /// What the last such change did.
-    moved: Moved,
+    last_change: SharedChange,
 }
 
 /// The result of a step towards the size on record.
-pub struct Step {
+pub struct SizeStep {
     /// Why it does not go on, or that the size is reached; `None`: it goes on.
-    pub word: Option<String>,
+    pub blocked_reason: Option<String>,
     /// Why the guest's kernel does not run any more, if that was seen.
     pub ended: Option<End>,
 }
@@ -105,9 +106,9 @@ impl SharedAllocator {
         cx.watch_all()?;
         let headers: Vec<_> = zones.iter().map(|zone| zone.header).collect();
         let shared = HyperAlloc::attach(&cx.pager, &headers).map_err(not_allowed)?;
-        let (told, mailbox) = (Arc::clone(&self.told), cx.mailbox.clone());
+        let (reported, mailbox) = (Arc::clone(&self.violation_reported), cx.mailbox.clone());
         shared.on_violation(move || {
-            if !told.swap(true, AcqRel) {
+            if !reported.swap(true, AcqRel) {
                 mailbox.put(Command::Violation);
             }
         });
@@ -151,9 +152,9 @@ impl SharedAllocator {
         self.reserve.begin_again();
     }
 
-    /// Forgets what the last change moved: the allocator has no part in the new size.
-    pub fn forget_moved(&mut self) {
-        self.moved = Moved::default();
+    /// Forgets what the last change did: the allocator has no part in the new size.
+    pub fn forget_last_change(&mut self) {
+        self.last_change = SharedChange::default();
     }
 
     /// Brings everything back, hard-reclaimed memory included. Returns the bytes brought back.
@@ -205,7 +206,7 @@ impl SharedAllocator {
 
     /// Soft-reclaims, under a limit, all that is free: it goes before anything in use, and needs no
     /// save.
-    pub fn take_what_is_free(&mut self, cx: &mut VmContext) -> Option<End> {
+    pub fn take_free(&mut self, cx: &mut VmContext) -> Option<End> {
         if !cx.guest.shares_allocator() {
             return None;
         }
@@ -227,7 +228,8 @@ impl SharedAllocator {
         self.stopped = None;
         self.reserve.begin_again();
         let returned = shared.give(&cx.pager, Gap::of(cx, &shared).surplus());
-        self.moved = Moved { returned_bytes: returned * HUGE_BYTES, ..Moved::default() };
+        self.last_change =
+            SharedChange { returned_bytes: returned * HUGE_BYTES, ..SharedChange::default() };
         self.shrink = Some(Shrink::default());
         Ok(())
     }
@@ -240,30 +242,31 @@ impl SharedAllocator {
 
     /// Makes a step towards that size: hard-reclaims what the guest can spare, or has it free its
     /// caches.
-    pub fn step(&mut self, cx: &mut VmContext) -> Step {
+    pub fn step(&mut self, cx: &mut VmContext) -> SizeStep {
         let shrink = self.shrink.take();
         if let Err(refused) = cx.may_take() {
             // A device came meanwhile. Once it is removed, what is missing is looked for again.
-            return Step { word: Some(refused.to_string()), ended: None };
+            return SizeStep { blocked_reason: Some(refused.to_string()), ended: None };
         }
         let (Some(shared), Some(mut shrink)) = (self.shared.clone(), shrink) else {
-            return Step { word: None, ended: None };
+            return SizeStep { blocked_reason: None, ended: None };
         };
-        let (word, ended) = shrink.step(cx, &shared, &mut self.reserve, &mut self.moved);
-        self.moved.purges = shrink.purges();
-        if word.is_none() {
+        let (blocked_reason, ended) =
+            shrink.step(cx, &shared, &mut self.reserve, &mut self.last_change);
+        self.last_change.purges = shrink.purges();
+        if blocked_reason.is_none() {
             self.shrink = Some(shrink);
         }
-        Step { word, ended }
+        SizeStep { blocked_reason, ended }
     }
 
     /// Returns the allocator's part of the size.
-    pub fn part(&self) -> SharedPart {
-        SharedPart {
+    pub fn shared_size(&self) -> SharedSize {
+        SharedSize {
             hard_bytes: self.shared.as_ref().map_or(0, |shared| shared.counts().hard_bytes),
             rests_for: self.reserve.rests_for(),
             is_moving: self.shrink.is_some(),
-            moved: self.moved,
+            last_change: self.last_change,
         }
     }
 
@@ -273,7 +276,7 @@ impl SharedAllocator {
         let Some(shared) = self.shared.clone().filter(|_| cx.may_take().is_ok()) else {
             return Wants::Nothing;
         };
-        self.looked = Some(Instant::now());
+        self.checked = Some(Instant::now());
         self.reserve.relieve(cx, &shared);
         let gap = Gap::of(cx, &shared);
         match (gap.missing() > 0 && self.reserve.may_look(), gap.surplus() > 0) {
@@ -285,7 +288,7 @@ impl SharedAllocator {
 
     /// Whether it is time to ask [`SharedAllocator::wants`].
     pub fn is_due(&self) -> bool {
-        self.looked.is_none_or(|looked| looked.elapsed() >= MISSING_EVERY)
+        self.checked.is_none_or(|checked| checked.elapsed() >= MISSING_EVERY)
     }
 
     /// Returns to the guest what it lacks of the size on record.
@@ -296,22 +299,24 @@ impl SharedAllocator {
     }
 
     /// Hard-reclaims what the guest has above the size on record, as far as it can spare that.
-    pub fn take_missing(&mut self, cx: &mut VmContext) -> Step {
-        let Some(shared) = self.shared.clone() else { return Step { word: None, ended: None } };
+    pub fn take_missing(&mut self, cx: &mut VmContext) -> SizeStep {
+        let Some(shared) = self.shared.clone() else {
+            return SizeStep { blocked_reason: None, ended: None };
+        };
         let gap = Gap::of(cx, &shared);
         let want = gap.missing().min(self.reserve.spare_huge(cx, &shared));
         if want < gap.missing().min(PIECE_HUGE) {
-            return Step { word: Some(what_it_needs(cx, &shared, gap)), ended: None };
+            return SizeStep { blocked_reason: Some(what_it_needs(cx, &shared, gap)), ended: None };
         }
         let (_, stop, ended) = take(cx, &shared, How::Hard, want, 0);
         let in_the_way = || Gap::of(cx, &shared).what_is_in_the_way(&shared);
-        let word = stop.map_or_else(in_the_way, |stop| stop.to_string());
-        Step { word: Some(word), ended }
+        let reason = stop.map_or_else(in_the_way, |stop| stop.to_string());
+        SizeStep { blocked_reason: Some(reason), ended }
     }
 
     /// Handles a touch of memory that the guest must not use: stops the guest, if that is wanted.
     pub fn violated(&mut self, cx: &mut VmContext) {
-        self.told.store(false, Release);
+        self.violation_reported.store(false, Release);
         cx.growth.look();
         if cx.record.on_violation != OnViolation::Stop || self.stopped.is_some() {
             return;

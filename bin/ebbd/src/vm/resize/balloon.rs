@@ -1,7 +1,7 @@
 //! The controller of a VM's balloon: what the balloon was told to hold, and when it is emptied.
 
 use ebb_api::BalloonStatus;
-use ebb_policy::resize::{Driver, Offer};
+use ebb_policy::resize::{Driver, SizeParts};
 use ebb_vm::qmp::QmpError;
 use ebb_vm::{Qmp, balloon};
 
@@ -35,7 +35,7 @@ impl BalloonControl {
         found: &Capabilities,
         wanted_s: u64,
     ) -> Result<(), QmpError> {
-        let ready = found.balloon_offer().is_some_and(|balloon| balloon.driver != Driver::Absent);
+        let ready = found.balloon_part().is_some_and(|balloon| balloon.driver != Driver::Absent);
         if let Some(balloon) = found.balloon.as_ref().filter(|_| ready)
             && self.polled_s != Some(wanted_s)
         {
@@ -47,8 +47,8 @@ impl BalloonControl {
 
     /// Whether the guest is about to run out of memory: it says so, or it has taken some out of its
     /// balloon by itself.
-    pub(super) fn is_pressed(&mut self, cx: &VmContext, offer: &Offer) -> bool {
-        let held = offer.ballooned_bytes();
+    pub(super) fn is_pressed(&mut self, cx: &VmContext, parts: &SizeParts) -> bool {
+        let held = parts.ballooned_bytes();
         self.most_bytes = self.most_bytes.max(held);
         let asked = self.asked_bytes.unwrap_or(0);
         let deflated = self.most_bytes <= asked && held + OOM_PIECE_BYTES <= self.most_bytes;
@@ -61,13 +61,13 @@ impl BalloonControl {
     pub(super) fn request(
         &mut self,
         qmp: &mut Qmp,
-        offer: &Offer,
+        parts: &SizeParts,
         wanted: u64,
     ) -> Result<(), QmpError> {
         let is_news = self.asked_bytes != Some(wanted)
-            && (wanted > 0 || self.asked_bytes.is_some() || offer.ballooned_bytes() > 0);
-        if is_news && offer.balloon.is_some_and(|balloon| balloon.driver != Driver::Absent) {
-            balloon::request(qmp, offer.initial_bytes, wanted)?;
+            && (wanted > 0 || self.asked_bytes.is_some() || parts.ballooned_bytes() > 0);
+        if is_news && parts.balloon.is_some_and(|balloon| balloon.driver != Driver::Absent) {
+            balloon::request(qmp, parts.initial_bytes, wanted)?;
             (self.asked_bytes, self.most_bytes) = (Some(wanted), 0);
         }
         Ok(())

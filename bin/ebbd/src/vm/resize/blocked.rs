@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ebb_inspect::PageKind;
-use ebb_policy::resize::{Driver, Mechanism, Offer, SizeTarget};
+use ebb_policy::resize::{Driver, Mechanism, SizeParts, SizeTarget};
 use ebb_units::{Bytes, FRAME_BYTES, FrameRange};
 
 use super::progress::Progress;
@@ -13,7 +13,7 @@ use crate::vm::context::VmContext;
 /// shared allocator leaves the guest alone.
 pub fn reason(
     cx: &VmContext,
-    (offer, target): (&Offer, &SizeTarget),
+    (parts, target): (&SizeParts, &SizeTarget),
     progress: &Progress,
     rests_for: Option<Duration>,
 ) -> String {
@@ -45,21 +45,21 @@ pub fn reason(
             left.as_secs() + 1
         );
     }
-    let is_silent = offer.size_of(target) > target.bytes && progress.least_bytes.is_none();
+    let is_silent = parts.size_of(target) > target.bytes && progress.least_bytes.is_none();
     match progress.mechanism {
         Mechanism::HyperAlloc => of_allocator(cx, progress),
         Mechanism::Balloon if is_silent => {
             "the guest reports nothing about its memory, so Ebb does not inflate its balloon".into()
         }
-        Mechanism::Balloon => of_balloon(offer, target),
-        Mechanism::VirtioMem => of_devices(cx, offer, target),
+        Mechanism::Balloon => of_balloon(parts, target),
+        Mechanism::VirtioMem => of_devices(cx, parts, target),
     }
 }
 
 /// Returns the shared allocator's reason. It has said nothing yet of a guest that was reset.
 fn of_allocator(cx: &VmContext, progress: &Progress) -> String {
-    match (&progress.last_word, cx.guest.guest()) {
-        (Some(word), _) => word.clone(),
+    match (&progress.blocked_reason, cx.guest.guest()) {
+        (Some(reason), _) => reason.clone(),
         (None, Err(why)) => {
             format!("the guest is not trusted, so nothing is reclaimed from it: {why}")
         }
@@ -67,15 +67,15 @@ fn of_allocator(cx: &VmContext, progress: &Progress) -> String {
     }
 }
 
-fn of_devices(cx: &VmContext, offer: &Offer, target: &SizeTarget) -> String {
+fn of_devices(cx: &VmContext, parts: &SizeParts, target: &SizeTarget) -> String {
     let concerned = |node: u32| target.node.is_none_or(|wanted| wanted == node);
-    let devices = || offer.devices.iter().filter(|device| concerned(device.node));
+    let devices = || parts.devices.iter().filter(|device| concerned(device.node));
     if devices().any(|device| device.driver == Driver::Absent) {
         return "the guest does not drive its virtio-mem device (yet): it needs the driver \
                 virtio_mem, loaded"
             .into();
     }
-    let size = offer.size_of(target);
+    let size = parts.size_of(target);
     if size < target.bytes {
         return format!(
             "the guest does not plug {} more: run dmesg in it, its kernel says why",
@@ -108,9 +108,9 @@ fn usage_of(cx: &VmContext, concerned: impl Fn(u32) -> bool) -> Option<String> {
     Some(usage.to_string())
 }
 
-fn of_balloon(offer: &Offer, target: &SizeTarget) -> String {
-    let size = offer.size_of(target);
-    match offer.balloon.map(|balloon| balloon.driver) {
+fn of_balloon(parts: &SizeParts, target: &SizeTarget) -> String {
+    let size = parts.size_of(target);
+    match parts.balloon.map(|balloon| balloon.driver) {
         Some(Driver::Absent) => {
             "the guest does not drive its balloon (yet): it needs the driver virtio_balloon, loaded"
                 .into()
@@ -186,11 +186,11 @@ mod tests {
             hard_bytes: 0,
         };
         let mut progress = Progress::new(&plan, 0, 0, 0);
-        progress.last_word = Some("of the kernel before".into());
+        progress.blocked_reason = Some("of the kernel before".into());
         cx.guest.forget("it was reset and is booting");
         progress.begin_again(0);
         let target = SizeTarget { bytes: 0, node: None, by: None };
-        let said = reason(&cx, (&Offer::default(), &target), &progress, None);
+        let said = reason(&cx, (&SizeParts::default(), &target), &progress, None);
         assert!(said.ends_with("it was reset and is booting"), "{said}");
     }
 

@@ -36,7 +36,7 @@ pub struct Progress {
     /// Whether figures that the guest told since it has this size let it go no further.
     at_least: bool,
     /// What the mechanism itself said at its end, if it ends by itself.
-    pub last_word: Option<String>,
+    pub blocked_reason: Option<String>,
     began: Instant,
     /// The size at the last look.
     size_bytes: u64,
@@ -64,7 +64,7 @@ impl Progress {
             least_bytes: None,
             step_bytes: None,
             at_least: false,
-            last_word: None,
+            blocked_reason: None,
             began: now,
             size_bytes,
             distance_bytes: None,
@@ -87,7 +87,7 @@ impl Progress {
     }
 
     /// Notes the present size.
-    pub fn saw(&mut self, size_bytes: u64, wanted_bytes: u64, now_s: u64) {
+    pub fn note_size(&mut self, size_bytes: u64, wanted_bytes: u64, now_s: u64) {
         if size_bytes != self.size_bytes {
             (self.size_bytes, self.at_least) = (size_bytes, false);
             (self.changed, self.changed_s) = (Instant::now(), now_s);
@@ -143,7 +143,7 @@ impl Progress {
     /// Handles a reset of the guest: what the old kernel told and had counts no more.
     pub fn begin_again(&mut self, now_s: u64) {
         (self.step_bytes, self.least_bytes, self.rest) = (None, None, None);
-        (self.at_least, self.last_word) = (false, None);
+        (self.at_least, self.blocked_reason) = (false, None);
         (self.distance_bytes, self.closer) = (None, Instant::now());
         (self.changed, self.changed_s) = (Instant::now(), now_s);
     }
@@ -153,7 +153,7 @@ impl Progress {
         match self.distance_bytes {
             Some(distance) if distance < piece_bytes => SizeState::Reached,
             _ if self.rests_for().is_some() || self.at_least => SizeState::Waiting,
-            _ if self.last_word.is_some() => SizeState::Waiting,
+            _ if self.blocked_reason.is_some() => SizeState::Waiting,
             _ if self.closer.elapsed() < STILL => SizeState::Moving,
             _ => SizeState::Waiting,
         }
@@ -195,10 +195,10 @@ mod tests {
         assert_eq!(progress.step(100 * MIB, None, 4096), 1024 * MIB);
         assert_eq!(progress.step(100 * MIB, available(500), 4096), 806 * MIB);
         // The step stays until the guest tells what came of it.
-        progress.saw(810 * MIB, 100 * MIB, 101);
+        progress.note_size(810 * MIB, 100 * MIB, 101);
         assert_eq!(progress.step(100 * MIB, None, 4096), 806 * MIB);
         assert!(!progress.is_at_least());
-        progress.saw(806 * MIB, 100 * MIB, 102);
+        progress.note_size(806 * MIB, 100 * MIB, 102);
         assert!(!progress.is_at_least());
         assert_eq!(progress.step(100 * MIB, available(96), 4096), 774 * MIB);
         assert!(!progress.is_at_least());
@@ -219,13 +219,13 @@ mod tests {
     #[test]
     fn who_gets_closer_moves() {
         let mut progress = progress(1024 * MIB);
-        progress.saw(1024 * MIB, 512 * MIB, 100);
+        progress.note_size(1024 * MIB, 512 * MIB, 100);
         assert_eq!((progress.state(1), progress.figures_since_s()), (SizeState::Moving, 100));
-        progress.saw(512 * MIB, 512 * MIB, 107);
+        progress.note_size(512 * MIB, 512 * MIB, 107);
         assert_eq!((progress.state(1), progress.figures_since_s()), (SizeState::Reached, 107));
         progress.rest();
         assert_eq!(progress.state(1), SizeState::Reached);
-        progress.saw(1024 * MIB, 512 * MIB, 108);
+        progress.note_size(1024 * MIB, 512 * MIB, 108);
         assert_eq!(progress.state(1), SizeState::Waiting);
         progress.begin_again(109);
         assert_eq!(progress.state(1), SizeState::Moving);

@@ -1,20 +1,20 @@
 //! What a VM's size is and how far it is on the way to its target, as the API tells it.
 
 use ebb_api::{BalloonStatus, ResizeReport, SizeState, SizeStatus};
-use ebb_policy::resize::{Mechanism, Offer, SizeTarget};
+use ebb_policy::resize::{Mechanism, SizeParts, SizeTarget};
 use ebb_units::HUGE_BYTES;
 
-use super::offer::offer;
+use super::parts::size_parts;
 use super::target::{api, target};
 use super::{Resize, blocked};
 use crate::model::api_error::{Answer, failed, not_allowed};
 use crate::support::nanoseconds::nanoseconds;
 use crate::vm::context::VmContext;
 use crate::vm::context::capabilities::Capabilities;
-use crate::vm::context::shared_part::{Moved, SharedPart};
+use crate::vm::context::shared_size::{SharedChange, SharedSize};
 
 impl Resize {
-    pub(super) fn state(&self, cx: &VmContext, shared: &SharedPart) -> SizeState {
+    pub(super) fn state(&self, cx: &VmContext, shared: &SharedSize) -> SizeState {
         let piece = match self.progress.as_ref().map(|progress| progress.mechanism) {
             Some(Mechanism::HyperAlloc) => HUGE_BYTES,
             _ => 1,
@@ -31,22 +31,22 @@ impl Resize {
     ///
     /// # Errors
     /// No size was asked for.
-    pub fn report(&self, cx: &VmContext, shared: &SharedPart) -> Answer<ResizeReport> {
+    pub fn report(&self, cx: &VmContext, shared: &SharedSize) -> Answer<ResizeReport> {
         let (Some(target), Some(progress)) = (target(cx), &self.progress) else {
             return Err(not_allowed("it has no target: set one with ebb resize"));
         };
-        let offer = offer(cx, shared);
-        let (bytes, state) = (offer.size_of(&target), self.state(cx, shared));
+        let parts = size_parts(cx, shared);
+        let (bytes, state) = (parts.size_of(&target), self.state(cx, shared));
         let resident = cx.pager.ram().resident_bytes().map_err(failed("the VM's RAM"))?;
         let start_bytes = progress.start_bytes;
         let emptied_bytes = progress.start_resident_bytes.saturating_sub(resident);
-        let moved = match progress.mechanism {
-            Mechanism::HyperAlloc => shared.moved,
-            _ => Moved {
+        let change = match progress.mechanism {
+            Mechanism::HyperAlloc => shared.last_change,
+            _ => SharedChange {
                 taken_bytes: start_bytes.saturating_sub(bytes),
                 emptied_bytes,
                 returned_bytes: bytes.saturating_sub(start_bytes),
-                purges: shared.moved.purges,
+                purges: shared.last_change.purges,
             },
         };
         Ok(ResizeReport {
@@ -57,44 +57,46 @@ impl Resize {
             reason: progress.reason.clone(),
             state,
             least_bytes: progress.least_bytes,
-            taken_bytes: moved.taken_bytes,
-            emptied_bytes: moved.emptied_bytes,
-            returned_bytes: moved.returned_bytes,
-            purges: moved.purges,
+            taken_bytes: change.taken_bytes,
+            emptied_bytes: change.emptied_bytes,
+            returned_bytes: change.returned_bytes,
+            purges: change.purges,
             duration_ns: nanoseconds(progress.took(state)),
-            stopped_by: self.what_stops_it(cx, (&offer, &target), state, shared).unwrap_or_default(),
+            stopped_by: self
+                .blocked_reason(cx, (&parts, &target), state, shared)
+                .unwrap_or_default(),
         })
     }
 
-    fn what_stops_it(
+    fn blocked_reason(
         &self,
         cx: &VmContext,
-        (offer, target): (&Offer, &SizeTarget),
+        (parts, target): (&SizeParts, &SizeTarget),
         state: SizeState,
-        shared: &SharedPart,
+        shared: &SharedSize,
     ) -> Option<String> {
         let progress = self.progress.as_ref()?;
         match state {
             SizeState::Reached => Some("the target was reached".into()),
             SizeState::Moving | SizeState::Off => None,
             SizeState::Waiting => {
-                Some(blocked::reason(cx, (offer, target), progress, shared.rests_for))
+                Some(blocked::reason(cx, (parts, target), progress, shared.rests_for))
             }
         }
     }
 
     /// Returns the size that the VM has, and those that it could have.
-    pub fn status(&self, cx: &VmContext, shared: &SharedPart) -> SizeStatus {
-        let offer = offer(cx, shared);
+    pub fn status(&self, cx: &VmContext, shared: &SharedSize) -> SizeStatus {
+        let parts = size_parts(cx, shared);
         let (state, progress, target) = (self.state(cx, shared), &self.progress, target(cx));
         let found = cx.capabilities.as_ref();
         SizeStatus {
-            bytes: offer.size_bytes(),
-            initial_bytes: offer.initial_bytes,
-            plugged_bytes: offer.plugged_bytes(),
-            ballooned_bytes: offer.ballooned_bytes(),
-            hard_bytes: offer.hard_bytes.unwrap_or(0),
-            max_bytes: offer.max_bytes(),
+            bytes: parts.size_bytes(),
+            initial_bytes: parts.initial_bytes,
+            plugged_bytes: parts.plugged_bytes(),
+            ballooned_bytes: parts.ballooned_bytes(),
+            hard_bytes: parts.hard_bytes.unwrap_or(0),
+            max_bytes: parts.max_bytes(),
             wanted_bytes: target.map(|target| target.bytes),
             wanted_node: target.and_then(|target| target.node),
             mechanism: progress.as_ref().map(|progress| api(progress.mechanism)),
@@ -102,7 +104,7 @@ impl Resize {
             state,
             stopped_by: target
                 .filter(|_| state == SizeState::Waiting)
-                .and_then(|target| self.what_stops_it(cx, (&offer, &target), state, shared)),
+                .and_then(|target| self.blocked_reason(cx, (&parts, &target), state, shared)),
             devices: found.map(Capabilities::device_status).unwrap_or_default(),
         }
     }

@@ -35,7 +35,7 @@ pub(super) fn figures(cx: &VmContext, progress: Option<&Progress>) -> Reported {
     if let Some(figures) = found.and_then(|found| found.figures(since_s)) {
         return Reported::Figures(figures);
     }
-    let balloon = found.and_then(Capabilities::balloon_offer);
+    let balloon = found.and_then(Capabilities::balloon_part);
     let may_tell = balloon.is_some_and(|balloon| balloon.driver != Driver::Absent);
     let is_silent = progress.is_some_and(|progress| progress.since_change() > SILENCE);
     if may_tell && !is_silent {

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
 
-use ebb_policy::resize::{Balloon, Driver};
+use ebb_policy::resize::{BalloonPart, Driver};
 
 use super::*;
 use crate::vm::context::machine;
@@ -25,11 +25,11 @@ fn a_goal_outlives_a_request_that_failed() {
     let initial_bytes = cx.initial_bytes();
     let (node_bytes, pluggers) = (vec![initial_bytes], Vec::new());
     cx.capabilities = Some(Capabilities { initial_bytes, node_bytes, pluggers, balloon: None });
-    let offer = Offer {
+    let parts = SizeParts {
         initial_bytes,
-        balloon: Some(Balloon { ballooned_bytes: 0, driver: Driver::Ready }),
+        balloon: Some(BalloonPart { ballooned_bytes: 0, driver: Driver::Ready }),
         hard_bytes: Some(0),
-        ..Offer::default()
+        ..SizeParts::default()
     };
     let plan = Plan {
         mechanism: Mechanism::Balloon,
@@ -39,7 +39,7 @@ fn a_goal_outlives_a_request_that_failed() {
         hard_bytes: HUGE_BYTES,
     };
     let mut resize = Resize::default();
-    assert!(resize.apply(&mut cx, &offer, &plan).is_err());
+    assert!(resize.apply(&mut cx, &parts, &plan).is_err());
     assert_eq!(cx.record.size_bytes, Some(initial_bytes - HUGE_BYTES));
     assert_eq!(resize.take_goal(), SharedGoal::New);
     assert_eq!(resize.take_goal(), SharedGoal::Same);

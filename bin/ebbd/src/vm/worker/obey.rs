@@ -141,8 +141,8 @@ impl Worker {
         }
         self.resize.look(&mut self.cx)?;
         let Some(target) = resize::target_of(&request) else {
-            let part = self.reclaim.hyperalloc.part();
-            let stayed = self.resize.stay(&mut self.cx, request.on_violation, &part);
+            let shared = self.reclaim.hyperalloc.shared_size();
+            let stayed = self.resize.stay(&mut self.cx, request.on_violation, &shared);
             let goal = self.resize.take_goal();
             let pursued = self.pursue_shared(goal);
             return stayed.and_then(|report| pursued.map(|()| report));
@@ -150,14 +150,14 @@ impl Worker {
         self.look_at_devices();
         self.cx.may_take()?;
         self.confirm();
-        let part = self.reclaim.hyperalloc.part();
-        let prepared = self.resize.prepare(&self.cx, target, &part)?;
+        let shared = self.reclaim.hyperalloc.shared_size();
+        let prepared = self.resize.prepare(&self.cx, target, &shared)?;
         if prepared.is_by_sharing() {
             self.reclaim.hyperalloc.check(&mut self.cx)?;
         }
         let goal = self.resize.begin(&mut self.cx, request, &prepared)?;
         if goal == SharedGoal::Same {
-            self.reclaim.hyperalloc.forget_moved();
+            self.reclaim.hyperalloc.forget_last_change();
         }
         self.pursue_shared(goal)?;
         self.pursue_size();
@@ -165,7 +165,7 @@ impl Worker {
     }
 
     fn size_report(&self) -> Answer<ResizeReport> {
-        self.resize.report(&self.cx, &self.reclaim.hyperalloc.part())
+        self.resize.report(&self.cx, &self.reclaim.hyperalloc.shared_size())
     }
 
     fn evict(&mut self, want_bytes: u64) -> Answer<EvictReport> {

@@ -15,7 +15,7 @@ use crate::vm::context::open_gate::OpenGate;
 use crate::vm::devices::Narrowed;
 use crate::vm::limit::{TURN, Turn};
 use crate::vm::reclaim::Pass;
-use crate::vm::reclaim::hyperalloc::{Step, Wants};
+use crate::vm::reclaim::hyperalloc::{SizeStep, Wants};
 use crate::vm::resize::SharedGoal;
 use crate::vm::tiering::heat::Heat;
 
@@ -220,23 +220,23 @@ impl Worker {
             self.confirm();
         }
         if is_pressed {
-            let ended = self.reclaim.hyperalloc.take_what_is_free(&mut self.cx);
+            let ended = self.reclaim.hyperalloc.take_free(&mut self.cx);
             self.route(ended);
         }
     }
 
     /// Makes a step towards the size on record, if one is due.
     pub(super) fn keep_size(&mut self) {
-        let part = self.reclaim.hyperalloc.part();
-        if self.resize.is_due(&self.cx, &part) {
+        let shared = self.reclaim.hyperalloc.shared_size();
+        if self.resize.is_due(&self.cx, &shared) {
             self.pursue_size();
         }
     }
 
     /// Makes a step towards the size on record.
     pub(super) fn pursue_size(&mut self) {
-        let part = self.reclaim.hyperalloc.part();
-        let goal = self.resize.pursue(&mut self.cx, &part);
+        let shared = self.reclaim.hyperalloc.shared_size();
+        let goal = self.resize.pursue(&mut self.cx, &shared);
         if let Err(error) = self.pursue_shared(goal) {
             tracing::debug!("{}: its size: {error}", self.cx.name());
             self.resize.note_failure(&error);
@@ -247,7 +247,7 @@ impl Worker {
     pub(super) fn pursue_shared(&mut self, goal: SharedGoal) -> Answer<()> {
         if goal == SharedGoal::New {
             self.reclaim.hyperalloc.begin_size(&mut self.cx)?;
-            self.resize.forget_word();
+            self.resize.forget_blocked_reason();
             // Goes as far as it can without waiting for the guest.
             while self.reclaim.hyperalloc.step_after(&self.cx) == Some(Duration::ZERO) {
                 self.step_shared_size();
@@ -261,8 +261,10 @@ impl Worker {
         self.note_step(step);
     }
 
-    fn note_step(&mut self, Step { word, ended }: Step) {
-        word.into_iter().for_each(|word| self.resize.note_word(word));
+    fn note_step(&mut self, SizeStep { blocked_reason, ended }: SizeStep) {
+        if let Some(reason) = blocked_reason {
+            self.resize.note_blocked_reason(reason);
+        }
         self.route(ended);
     }
 

@@ -9,7 +9,7 @@ use super::gap::{Gap, PIECE_HUGE, what_it_needs};
 use super::pass::take;
 use crate::vm::context::VmContext;
 use crate::vm::context::liveness::End;
-use crate::vm::context::shared_part::Moved;
+use crate::vm::context::shared_size::SharedChange;
 use crate::vm::reclaim::reserve::Reserve;
 
 /// A guest that has not tried to free memory within this time does not do it.
@@ -45,7 +45,7 @@ impl Shrink {
         cx: &mut VmContext,
         shared: &HyperAlloc,
         reserve: &mut Reserve,
-        moved: &mut Moved,
+        change: &mut SharedChange,
     ) -> (Option<String>, Option<End>) {
         if let Some(asked) = self.asked {
             match (shared.has_purged(), shared.is_there() && asked.elapsed() < PURGE_TIMEOUT) {
@@ -68,8 +68,8 @@ impl Shrink {
             return (Some(what_it_needs(cx, shared, gap)), None);
         }
         let (taken, stop, ended) = take(cx, shared, How::Hard, want, 0);
-        moved.taken_bytes += taken.huge_frames * HUGE_BYTES;
-        moved.emptied_bytes += taken.emptied_bytes;
+        change.taken_bytes += taken.huge_frames * HUGE_BYTES;
+        change.emptied_bytes += taken.emptied_bytes;
         if let Some(stop) = stop {
             return (Some(stop.to_string()), ended);
         }

@@ -16,7 +16,7 @@ fn nothing_is_taken_beside_a_device_that_cannot_wait() {
     cx.reaching.found = vec![Device { name: "vfio-pci".into(), kind: Kind::Vfio }];
     let step = allocator.step(&mut cx);
     assert!(step.word.is_some_and(|word| word.contains("no memory is reclaimed")));
-    assert!(!allocator.part().is_moving);
+    assert!(!allocator.shared_size().is_moving);
 }
 
 #[test]
@@ -24,10 +24,10 @@ fn a_size_is_not_sought_of_a_guest_that_has_all_back() {
     let Some((mut cx, _run)) = machine::context() else { return };
     let mut allocator = shrinking();
     allocator.on_reset(&cx);
-    assert!(!allocator.part().is_moving);
+    assert!(!allocator.shared_size().is_moving);
     let mut allocator = shrinking();
     allocator.give_back_all(&cx).expect("all back");
-    assert!(!allocator.part().is_moving);
+    assert!(!allocator.shared_size().is_moving);
     assert!(allocator.step(&mut cx).word.is_none());
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// What a change of the size did in the shared allocator.
 #[derive(Clone, Copy, Default)]
-pub struct Moved {
+pub struct SharedChange {
     /// Taken from the guest by hard reclaim.
     pub taken_bytes: u64,
     /// The part of `taken_bytes` that had host memory.
@@ -17,7 +17,7 @@ pub struct Moved {
 
 /// The shared allocator's part of the size, as it is now.
 #[derive(Clone, Copy, Default)]
-pub struct SharedPart {
+pub struct SharedSize {
     /// Hard-reclaimed memory.
     pub hard_bytes: u64,
     /// For how much longer nothing is reclaimed, after the guest had its memory returned.
@@ -25,5 +25,5 @@ pub struct SharedPart {
     /// Whether it is on its way to a size that was asked for.
     pub is_moving: bool,
     /// What the last change of the size did.
-    pub moved: Moved,
+    pub last_change: SharedChange,
 }
