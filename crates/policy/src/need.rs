@@ -8,7 +8,7 @@ const RESERVE_BYTES: std::ops::RangeInclusive<u64> = (64 << 20)..=(1 << 30);
 
 /// What a guest says of its memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Figures {
+pub struct MemoryFigures {
     /// What its allocator manages, in bytes.
     pub total_bytes: u64,
     /// Bytes that it could use without running out of memory: free memory, and caches that it can
@@ -16,7 +16,7 @@ pub struct Figures {
     pub available_bytes: u64,
 }
 
-impl Figures {
+impl MemoryFigures {
     fn reserve_bytes(&self) -> u64 {
         (self.total_bytes / RESERVE_PART).clamp(*RESERVE_BYTES.start(), *RESERVE_BYTES.end())
     }
@@ -38,8 +38,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn figures(total_mib: u64, available_mib: u64) -> Figures {
-        Figures { total_bytes: total_mib * MIB, available_bytes: available_mib * MIB }
+    fn figures(total_mib: u64, available_mib: u64) -> MemoryFigures {
+        MemoryFigures { total_bytes: total_mib * MIB, available_bytes: available_mib * MIB }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ebb_api::{State, VmStatus, VmSummary};
 
 use crate::model::api_error::{Answer, ApiError};
-use crate::model::figures::{Figures, millis, slow};
+use crate::model::figures::{VmFigures, millis, slow};
 use crate::model::member::Member;
 use crate::model::record::Record;
 use crate::model::summary;
@@ -120,8 +120,8 @@ impl Listing {
     }
 
     /// Publishes new figures.
-    pub fn publish(&self, figures: Figures) {
-        let Figures { number, status, member } = figures;
+    pub fn publish(&self, figures: VmFigures) {
+        let VmFigures { number, status, member } = figures;
         let mut seen = self.seen();
         if number < seen.number {
             return;

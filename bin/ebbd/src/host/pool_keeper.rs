@@ -18,7 +18,7 @@ use super::link::Reply;
 use super::pool::{Members, has, limits, of, status_of, with_coming};
 use super::registry::Daemon;
 use crate::model::api_error::{Answer, ApiError, failed, not_allowed, unsaved};
-use crate::model::figures::Figures;
+use crate::model::figures::VmFigures;
 use crate::model::share::Share;
 use crate::rest::vm_server::{POOL_LIMIT, POOL_SHARE};
 
@@ -81,7 +81,7 @@ async fn tell(
     let body = serde_json::to_vec(what).map_err(failed("the pool"))?;
     let reply = ask(daemon, name, Method::PUT, uri, Bytes::from(body)).await?;
     if let (true, Some(listing)) = (reply.status.is_success(), daemon.listed(name)) {
-        listing.publish(reply.read::<Figures>().map_err(failed("the VM's figures"))?);
+        listing.publish(reply.read::<VmFigures>().map_err(failed("the VM's figures"))?);
     }
     Ok(reply)
 }

@@ -16,7 +16,7 @@ use super::link;
 use super::listing::{Listing, Stage};
 use super::registry::Daemon;
 use super::vm_process::VmProcess;
-use crate::model::figures::Figures;
+use crate::model::figures::VmFigures;
 use crate::model::record::Record;
 use crate::model::site::api_socket;
 use crate::model::task::{TaskResult, Work};
@@ -167,7 +167,7 @@ async fn follow(directory: PathBuf, listing: Arc<Listing>) {
         match timeout(FIGURES_LIMIT, asked).await {
             Ok(Ok(reply)) => {
                 listing.hear();
-                let pause = match (reply.status, reply.read::<Figures>()) {
+                let pause = match (reply.status, reply.read::<VmFigures>()) {
                     (StatusCode::OK, Ok(figures)) => {
                         after = figures.number;
                         listing.publish(figures);

@@ -9,7 +9,7 @@ use super::member::Member;
 
 /// All figures of a VM at one moment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Figures {
+pub struct VmFigures {
     /// Number of the publication: counts up within one process.
     pub number: u64,
     /// The whole status.

@@ -41,7 +41,7 @@ pub struct Service {
     runtime: Runtime,
     listener: UnixListener,
     path: SocketPath,
-    worker: mpsc::Sender<Worker>,
+    worker: mpsc::Sender<WorkerStart>,
     thread: JoinHandle<()>,
     /// Descriptors reserved for connections.
     spare: Vec<File>,
@@ -101,7 +101,7 @@ impl Service {
         let calibrated = Calibrated::at(&task.site.run_dir);
         let (ended, end) = oneshot::channel();
         // The thread waits for it.
-        let _ = worker.send(Worker { ready, calibrated, publisher, ended });
+        let _ = worker.send(WorkerStart { ready, calibrated, publisher, ended });
         // `ebbd` may have ended; the VM is managed all the same.
         let _ = say(&TaskResult::Managed);
         tracing::info!("{}: managed by process {}", task.name, std::process::id());
@@ -118,7 +118,7 @@ impl Service {
 }
 
 /// What the worker's thread needs.
-struct Worker {
+struct WorkerStart {
     ready: Ready,
     calibrated: Arc<Calibrated>,
     publisher: Publisher,
@@ -127,8 +127,8 @@ struct Worker {
 }
 
 /// Runs the worker of the VM, if one comes.
-fn work(start: &Receiver<Worker>, directory: &Path) {
-    let Ok(Worker { ready, calibrated, publisher, ended }) = start.recv() else { return };
+fn work(start: &Receiver<WorkerStart>, directory: &Path) {
+    let Ok(WorkerStart { ready, calibrated, publisher, ended }) = start.recv() else { return };
     let run = AssertUnwindSafe(|| ready.run(calibrated, publisher));
     let why = match catch_unwind(run) {
         Ok(Outcome::Ended(farewell)) => {

@@ -34,9 +34,9 @@ pub fn router(daemon: Daemon) -> Router {
     router.with_state(Arc::new(daemon))
 }
 
-type Shared = State<Arc<Daemon>>;
+type DaemonState = State<Arc<Daemon>>;
 
-async fn version(State(daemon): Shared) -> Json<Version> {
+async fn version(State(daemon): DaemonState) -> Json<Version> {
     Json(Version {
         version: env!("CARGO_PKG_VERSION").into(),
         pid: std::process::id() as i32,
@@ -45,17 +45,20 @@ async fn version(State(daemon): Shared) -> Json<Version> {
 }
 
 /// Lists VMs by what they published last. No VM is asked.
-async fn list(State(daemon): Shared) -> Json<Vec<VmSummary>> {
+async fn list(State(daemon): DaemonState) -> Json<Vec<VmSummary>> {
     Json(daemon.listings().iter().map(|(_, listing)| listing.summary()).collect())
 }
 
-async fn run(State(daemon): Shared, Json(request): Json<RunRequest>) -> Answer<Response> {
+async fn run(State(daemon): DaemonState, Json(request): Json<RunRequest>) -> Answer<Response> {
     let name = request.name.clone();
     start_vm::start(&daemon, name.clone(), Work::Run(Box::new(request))).await?;
     asking::current(&daemon, &name).await
 }
 
-async fn attach(State(daemon): Shared, Json(request): Json<AttachRequest>) -> Answer<Response> {
+async fn attach(
+    State(daemon): DaemonState,
+    Json(request): Json<AttachRequest>,
+) -> Answer<Response> {
     request.check()?;
     let name = request.name.clone();
     start_vm::start(&daemon, name.clone(), Work::Attach(request)).await?;
@@ -63,7 +66,7 @@ async fn attach(State(daemon): Shared, Json(request): Json<AttachRequest>) -> An
 }
 
 async fn show(
-    State(daemon): Shared,
+    State(daemon): DaemonState,
     Path(name): Path<VmName>,
     request: Request,
 ) -> Answer<Response> {
@@ -71,7 +74,7 @@ async fn show(
 }
 
 async fn detach(
-    State(daemon): Shared,
+    State(daemon): DaemonState,
     Path(name): Path<VmName>,
     request: Request,
 ) -> Answer<Response> {
@@ -79,7 +82,7 @@ async fn detach(
 }
 
 async fn forward(
-    State(daemon): Shared,
+    State(daemon): DaemonState,
     Path(name): Path<VmName>,
     request: Request,
 ) -> Answer<Response> {
@@ -87,7 +90,7 @@ async fn forward(
 }
 
 async fn share(
-    State(daemon): Shared,
+    State(daemon): DaemonState,
     Path(name): Path<VmName>,
     Json(request): Json<ShareRequest>,
 ) -> Answer<Response> {
@@ -95,21 +98,21 @@ async fn share(
 }
 
 async fn set_pool(
-    State(daemon): Shared,
+    State(daemon): DaemonState,
     Json(request): Json<PoolRequest>,
 ) -> Answer<Json<PoolStatus>> {
     pool_keeper::set(&daemon, request).map(Json)
 }
 
-async fn show_pool(State(daemon): Shared) -> Answer<Json<PoolStatus>> {
+async fn show_pool(State(daemon): DaemonState) -> Answer<Json<PoolStatus>> {
     pool_keeper::status(&daemon).map(Json)
 }
 
-async fn calibrate(State(daemon): Shared) -> Answer<Json<Calibration>> {
+async fn calibrate(State(daemon): DaemonState) -> Answer<Json<Calibration>> {
     apart(&daemon, Daemon::calibrate).await.map(Json)
 }
 
-async fn calibration(State(daemon): Shared) -> Answer<Json<Calibration>> {
+async fn calibration(State(daemon): DaemonState) -> Answer<Json<Calibration>> {
     let last = apart(&daemon, |daemon| Ok(daemon.calibrated().last())).await?;
     last.map(Json).ok_or_else(|| not_allowed("nothing was measured yet: ebb calibrate does it"))
 }

@@ -20,16 +20,16 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::model::api_error::{Answer, ApiError};
-use crate::model::figures::{Figures, millis, slow};
+use crate::model::figures::{VmFigures, millis, slow};
 use crate::model::share::Share;
 use crate::vm::context::mailbox::Command;
 use crate::vm::publisher::Seen;
 
-/// GET with [`Since`]: newer [`Figures`]; no content: none came for 5 s.
+/// GET with [`Since`]: newer [`VmFigures`]; no content: none came for 5 s.
 pub const FIGURES: &str = "/v1/figures";
-/// PUT a [`Share`], or null. Answers with the [`Figures`] after the change.
+/// PUT a [`Share`], or null. Answers with the [`VmFigures`] after the change.
 pub const POOL_SHARE: &str = "/v1/pool-share";
-/// PUT a limit in bytes, or null. Answers with the [`Figures`] after the change.
+/// PUT a limit in bytes, or null. Answers with the [`VmFigures`] after the change.
 pub const POOL_LIMIT: &str = "/v1/pool-limit";
 
 /// Longest wait until the worker begins with a request. A worker that takes longer is busy or waits
@@ -61,7 +61,7 @@ pub struct Since {
     pub after: u64,
 }
 
-type Shared = State<Arc<Vm>>;
+type VmState = State<Arc<Vm>>;
 
 /// All routes.
 pub fn router(vm: Vm) -> Router {
@@ -123,13 +123,13 @@ impl Vm {
     }
 
     /// The newest figures.
-    fn newest(&self) -> Answer<Json<Figures>> {
+    fn newest(&self) -> Answer<Json<VmFigures>> {
         let seen = self.seen.borrow().clone();
         seen.map(|latest| Json(latest.figures.clone())).ok_or_else(|| self.ends())
     }
 }
 
-async fn show(State(vm): Shared, Query(query): Query<StatusQuery>) -> Answer<Json<VmStatus>> {
+async fn show(State(vm): VmState, Query(query): Query<StatusQuery>) -> Answer<Json<VmStatus>> {
     let patience = if query.counts { COUNTS_PATIENCE } else { STATUS_PATIENCE };
     match vm.now(query.counts, patience).await {
         Some(status) => Ok(Json(status)),
@@ -137,60 +137,63 @@ async fn show(State(vm): Shared, Query(query): Query<StatusQuery>) -> Answer<Jso
     }
 }
 
-async fn detach(State(vm): Shared) -> Answer<Json<DetachReport>> {
+async fn detach(State(vm): VmState) -> Answer<Json<DetachReport>> {
     vm.ask(Command::Detach).await.map(Json)
 }
 
 async fn reclaim(
-    State(vm): Shared,
+    State(vm): VmState,
     Json(request): Json<ReclaimRequest>,
 ) -> Answer<Json<ReclaimReport>> {
     vm.ask(|to| Command::Reclaim(request, to)).await.map(Json)
 }
 
-async fn auto(State(vm): Shared, Json(request): Json<AutoRequest>) -> Answer<Json<AutoStatus>> {
+async fn auto(State(vm): VmState, Json(request): Json<AutoRequest>) -> Answer<Json<AutoStatus>> {
     vm.ask(|to| Command::Auto(request, to)).await.map(Json)
 }
 
-async fn limit(State(vm): Shared, Json(request): Json<LimitRequest>) -> Answer<Json<LimitStatus>> {
+async fn limit(State(vm): VmState, Json(request): Json<LimitRequest>) -> Answer<Json<LimitStatus>> {
     vm.ask(|to| Command::Limit(request, to)).await.map(Json)
 }
 
 async fn resize(
-    State(vm): Shared,
+    State(vm): VmState,
     Json(request): Json<ResizeRequest>,
 ) -> Answer<Json<ResizeReport>> {
     vm.ask(|to| Command::Resize(request, to)).await.map(Json)
 }
 
-async fn size(State(vm): Shared) -> Answer<Json<ResizeReport>> {
+async fn size(State(vm): VmState) -> Answer<Json<ResizeReport>> {
     vm.ask(Command::Size).await.map(Json)
 }
 
-async fn evict(State(vm): Shared, Json(request): Json<EvictRequest>) -> Answer<Json<EvictReport>> {
+async fn evict(State(vm): VmState, Json(request): Json<EvictRequest>) -> Answer<Json<EvictReport>> {
     vm.ask(|to| Command::Evict(request, to)).await.map(Json)
 }
 
-async fn monitor(State(vm): Shared, Json(request): Json<HeatRequest>) -> Answer<Json<HeatReport>> {
+async fn monitor(State(vm): VmState, Json(request): Json<HeatRequest>) -> Answer<Json<HeatReport>> {
     vm.ask(|to| Command::Monitor(request, to)).await.map(Json)
 }
 
-async fn heat(State(vm): Shared) -> Answer<Json<HeatReport>> {
+async fn heat(State(vm): VmState) -> Answer<Json<HeatReport>> {
     vm.ask(Command::Heat).await.map(Json)
 }
 
-async fn share(State(vm): Shared, Json(share): Json<Option<Share>>) -> Answer<Json<Figures>> {
+async fn share(State(vm): VmState, Json(share): Json<Option<Share>>) -> Answer<Json<VmFigures>> {
     vm.ask(|to| Command::Share(share, to)).await?;
     // The worker published before it answered.
     vm.newest()
 }
 
-async fn allow(State(vm): Shared, Json(limit_bytes): Json<Option<u64>>) -> Answer<Json<Figures>> {
+async fn allow(
+    State(vm): VmState,
+    Json(limit_bytes): Json<Option<u64>>,
+) -> Answer<Json<VmFigures>> {
     vm.ask(|to| Command::Allow(limit_bytes, to)).await?;
     vm.newest()
 }
 
-async fn figures(State(vm): Shared, Query(Since { after }): Query<Since>) -> Response {
+async fn figures(State(vm): VmState, Query(Since { after }): Query<Since>) -> Response {
     let mut seen = vm.seen.clone();
     let began = Instant::now();
     loop {

@@ -44,13 +44,13 @@ impl SwapRoom {
 }
 
 /// What this process's swap file shares with others.
-struct Shared {
+struct SharedSwap {
     place: Place,
     room: Arc<Room>,
 }
 
 /// One for each process, which has one swap file.
-static SHARED: OnceLock<Shared> = OnceLock::new();
+static SHARED: OnceLock<SharedSwap> = OnceLock::new();
 
 /// Sets the quota of this process's swap file, with a slot of the table in `run_dir`, or by itself.
 pub fn begin(quota: SwapQuota, run_dir: &Path, slot: Option<usize>) {
@@ -66,13 +66,13 @@ pub fn begin(quota: SwapQuota, run_dir: &Path, slot: Option<usize>) {
         _ => Place::alone(),
     };
     // Called once in a process.
-    let _ = SHARED.set(Shared { room: Room::at(of(quota), place.clone()), place });
+    let _ = SHARED.set(SharedSwap { room: Room::at(of(quota), place.clone()), place });
 }
 
-fn shared() -> &'static Shared {
+fn shared() -> &'static SharedSwap {
     SHARED.get_or_init(|| {
         let place = Place::alone();
-        Shared { room: Room::at(Quota::default(), place.clone()), place }
+        SharedSwap { room: Room::at(Quota::default(), place.clone()), place }
     })
 }
 
@@ -105,7 +105,7 @@ pub fn taken_bytes() -> u64 {
 
 /// The swap file, kept to the quota. It yields its disk to others' reads.
 pub fn among_others(disk: SwapFile, path: &Path) -> SwapFile {
-    let Shared { place, room } = shared();
+    let SharedSwap { place, room } = shared();
     disk.within(room).among(&Traffic::at(place.clone(), disk_of(path)))
 }
 

@@ -6,13 +6,13 @@ use std::time::Instant;
 use ebb_api::VmStatus;
 use tokio::sync::watch;
 
-use crate::model::figures::Figures;
+use crate::model::figures::VmFigures;
 use crate::model::member::Member;
 
 /// The last publication.
 pub struct Latest {
     /// The figures.
-    pub figures: Figures,
+    pub figures: VmFigures,
     /// When the figures were true.
     pub at: Instant,
 }
@@ -36,7 +36,7 @@ impl Publisher {
     /// Publishes these figures.
     pub fn publish(&mut self, status: VmStatus, member: Option<Member>) {
         self.count += 1;
-        let figures = Figures { number: self.count, status, member };
+        let figures = VmFigures { number: self.count, status, member };
         // Stores the value even if nobody looks now, so that the next reader sees it.
         self.to.send_replace(Some(Arc::new(Latest { figures, at: Instant::now() })));
     }

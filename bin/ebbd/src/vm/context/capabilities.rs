@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ebb_api::{BalloonStatus, DeviceServer, DriverState, GuestFigures, MemoryDeviceStatus};
-use ebb_policy::need::Figures;
+use ebb_policy::need::MemoryFigures;
 use ebb_policy::resize::{BalloonPart, DevicePart, Driver};
 use ebb_virtio_mem::Device;
 use ebb_vm::balloon::{self, Balloon};
@@ -144,10 +144,12 @@ impl Capabilities {
     }
 
     /// Returns the guest's own figures, if it told them after `since_s` (seconds since 1970).
-    pub fn figures(&self, since_s: u64) -> Option<Figures> {
+    pub fn figures(&self, since_s: u64) -> Option<MemoryFigures> {
         let stats = self.balloon.as_ref()?.stats;
-        let figures =
-            Figures { total_bytes: stats.total_bytes?, available_bytes: stats.available_bytes? };
+        let figures = MemoryFigures {
+            total_bytes: stats.total_bytes?,
+            available_bytes: stats.available_bytes?,
+        };
         (stats.updated_s > since_s).then_some(figures)
     }
 

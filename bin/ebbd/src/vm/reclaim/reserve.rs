@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ebb_policy::need::Figures;
+use ebb_policy::need::MemoryFigures;
 use ebb_reclaim::hyperalloc::HyperAlloc;
 use ebb_units::{Bytes, FRAME_BYTES, HUGE_BYTES};
 
@@ -55,7 +55,7 @@ pub fn in_the_way(used: Bytes, missing: Bytes) -> String {
 impl Reserve {
     /// Returns figures of the guest by its allocator's state and its page metadata; `None`: the
     /// guest is not known now.
-    fn figures(&mut self, cx: &VmContext, shared: &HyperAlloc) -> Option<Figures> {
+    fn figures(&mut self, cx: &VmContext, shared: &HyperAlloc) -> Option<MemoryFigures> {
         let began = Instant::now();
         let guest = cx.guest.guest().ok()?;
         let cache_frames = guest.counts(&cx.pager.view()).file_frames;
@@ -90,11 +90,11 @@ impl Reserve {
     }
 }
 
-fn figures_with(cx: &VmContext, shared: &HyperAlloc, cache_bytes: u64) -> Figures {
+fn figures_with(cx: &VmContext, shared: &HyperAlloc, cache_bytes: u64) -> MemoryFigures {
     let total_bytes = cx.initial_bytes().saturating_sub(shared.counts().hard_bytes);
     let free_bytes = total_bytes.saturating_sub(shared.usage().used_bytes());
     let zones = shared.zone_count();
     let cache_bytes = cache_bytes - (cache_bytes / 2).min(zones * ZONE_CACHE_BYTES);
     let available_bytes = (free_bytes + cache_bytes).saturating_sub(zones * ZONE_BYTES);
-    Figures { total_bytes, available_bytes }
+    MemoryFigures { total_bytes, available_bytes }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ebb_api::SizeState;
-use ebb_policy::need::Figures;
+use ebb_policy::need::MemoryFigures;
 use ebb_policy::resize::{Mechanism, Plan};
 
 /// No progress for this long means stalled. Linux tries again after 5 s when it could not unplug a
@@ -102,7 +102,12 @@ impl Progress {
     /// Returns what the guest may have next on the way down to `wanted_bytes`: a whole number of
     /// `piece_bytes` above that. A step takes half of what the guest can spare by its own figures,
     /// or a little; the next one waits for figures told after this one.
-    pub fn step(&mut self, wanted_bytes: u64, figures: Option<Figures>, piece_bytes: u64) -> u64 {
+    pub fn step(
+        &mut self,
+        wanted_bytes: u64,
+        figures: Option<MemoryFigures>,
+        piece_bytes: u64,
+    ) -> u64 {
         let size = self.size_bytes;
         if wanted_bytes >= size {
             (self.step_bytes, self.least_bytes, self.at_least) = (None, None, false);
@@ -185,8 +190,8 @@ mod tests {
         Progress::new(&plan, size_bytes, 0, 100)
     }
 
-    fn available(mib: u64) -> Option<Figures> {
-        Some(Figures { total_bytes: 1024 * MIB, available_bytes: mib * MIB })
+    fn available(mib: u64) -> Option<MemoryFigures> {
+        Some(MemoryFigures { total_bytes: 1024 * MIB, available_bytes: mib * MIB })
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ebb_policy::need::Figures;
+use ebb_policy::need::MemoryFigures;
 use ebb_policy::resize::Driver;
 use ebb_units::FRAME_BYTES;
 
@@ -16,7 +16,7 @@ const SILENCE: Duration = Duration::from_secs(5);
 /// What a guest says of its memory.
 pub(super) enum Reported {
     /// These figures.
-    Figures(Figures),
+    Figures(MemoryFigures),
     /// Nothing yet about the memory that it has now.
     NotYet,
     /// There is nobody who could say anything.
@@ -49,7 +49,7 @@ pub(super) fn figures(cx: &VmContext, progress: Option<&Progress>) -> Reported {
     let view = cx.pager.view();
     let counts = guest.counts(&view);
     let free = guest.free_bytes(&view).unwrap_or(0);
-    Reported::Figures(Figures {
+    Reported::Figures(MemoryFigures {
         total_bytes: guest.memmap().frames() * FRAME_BYTES,
         available_bytes: free + counts.file_frames * FRAME_BYTES,
     })

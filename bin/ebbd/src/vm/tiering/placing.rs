@@ -13,11 +13,11 @@ use ebb_pager::Pager;
 use ebb_tier::{Kind, Ladder};
 use ebb_units::{Bytes, FRAME_BYTES};
 
-use self::exchange::{Job, Shared};
+use self::exchange::{Job, PlacerState};
 use self::placer::Placer;
 use super::order::Known;
 
-pub use self::exchange::Figures;
+pub use self::exchange::PlacementFigures;
 
 /// Smallest rate, in bytes a second. With less, a thread that is to end would take minutes to end
 /// its batches.
@@ -35,7 +35,7 @@ pub struct Placing {
     next: Option<Known>,
     /// The thread; `None`: it could not be started.
     thread: Option<JoinHandle<()>>,
-    shared: Arc<Shared>,
+    shared: Arc<PlacerState>,
     /// The numbers of the fastest node and the slowest.
     ends: [u32; 2],
     fast_bytes: u64,
@@ -57,7 +57,7 @@ impl Placing {
             })
             .collect();
         let [&(fastest, fast_bytes), &(slowest, _)] = [nodes.first()?, nodes.last()?];
-        let (shared, (jobs, taken)) = (Arc::<Shared>::default(), channel());
+        let (shared, (jobs, taken)) = (Arc::<PlacerState>::default(), channel());
         let thread = Placer::new(&nodes, pager, rate, &shared).and_then(|placer| {
             let thread = std::thread::Builder::new().name("ebb-placer".into());
             let pager = Arc::clone(pager);
@@ -86,7 +86,7 @@ impl Placing {
     }
 
     /// Returns the figures as of the last time.
-    pub fn figures(&self) -> Figures {
+    pub fn figures(&self) -> PlacementFigures {
         self.shared.figures().clone()
     }
 

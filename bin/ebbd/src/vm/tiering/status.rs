@@ -4,7 +4,7 @@ use ebb_api::{TierStatus, TierUse};
 use ebb_tier::{Kind, Ladder};
 use ebb_units::{Bytes, FRAME_BYTES};
 
-use super::placing::Figures;
+use super::placing::PlacementFigures;
 use crate::model::tiers::Tiers;
 use crate::vm::context::VmContext;
 
@@ -18,7 +18,7 @@ pub fn of(
     cx: &VmContext,
     active_bytes: Option<u64>,
     hot_bytes: Option<u64>,
-    on_nodes: Option<Figures>,
+    on_nodes: Option<PlacementFigures>,
 ) -> Option<TierStatus> {
     let tiers = cx.record.tiers.as_ref()?;
     let moved_bytes = on_nodes.as_ref().map(|figures| figures.moved_bytes);
@@ -33,7 +33,7 @@ pub fn of(
 }
 
 /// Returns what each tier holds.
-fn uses(cx: &VmContext, tiers: &Tiers, on_nodes: Figures) -> Vec<TierUse> {
+fn uses(cx: &VmContext, tiers: &Tiers, on_nodes: PlacementFigures) -> Vec<TierUse> {
     let pager = &cx.pager;
     let usage = pager.residency().store_usage();
     let ladder: Option<Ladder> = tiers.ladder.parse().ok();

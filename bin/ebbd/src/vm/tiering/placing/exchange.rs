@@ -13,15 +13,15 @@ pub(super) enum Job {
 }
 
 #[derive(Default)]
-pub(super) struct Shared {
+pub(super) struct PlacerState {
     pub(super) is_ended: AtomicBool,
     pub(super) is_busy: AtomicBool,
-    figures: Mutex<Figures>,
+    figures: Mutex<PlacementFigures>,
 }
 
 /// What the thread has done.
 #[derive(Clone, Default, Debug)]
-pub struct Figures {
+pub struct PlacementFigures {
     /// Memory of the VM on each node when its pages were last placed, in bytes, fastest node first.
     pub held_bytes: Vec<u64>,
     /// Bytes moved so far, in both directions.
@@ -34,8 +34,8 @@ pub struct Figures {
     pub failed: Option<String>,
 }
 
-impl Shared {
-    pub(super) fn figures(&self) -> MutexGuard<'_, Figures> {
+impl PlacerState {
+    pub(super) fn figures(&self) -> MutexGuard<'_, PlacementFigures> {
         self.figures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -14,7 +14,7 @@ use ebb_tier::{
 };
 use ebb_units::{Bytes, FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
 
-use super::exchange::{Job, Shared};
+use super::exchange::{Job, PlacerState};
 use crate::vm::tiering::order::{Huge, Known, NOWHERE, Places, order, place_of};
 
 /// A plan moves at most what its rate allows in this time.
@@ -31,7 +31,7 @@ pub(super) struct Placer {
     pager: Arc<Pager>,
     /// Whether the memory is in huge pages: then plans move huge frames.
     is_huge: bool,
-    shared: Arc<Shared>,
+    shared: Arc<PlacerState>,
     /// What the last monitoring found.
     known: Known,
     /// The frames that one plan may move.
@@ -43,7 +43,7 @@ impl Placer {
         nodes: &[(u32, u64)],
         pager: &Arc<Pager>,
         rate: u64,
-        shared: &Arc<Shared>,
+        shared: &Arc<PlacerState>,
     ) -> io::Result<Placer> {
         let limiter = if rate > 0 { RateLimiter::new(rate) } else { RateLimiter::unlimited() };
         let mover = Mover::new(workers(), BATCH_PAGES, limiter);
