@@ -11,7 +11,7 @@ use std::sync::mpsc::Receiver;
 use ebb_ledger::{Content, Ledger, Tables};
 use ebb_pager::{
     DigestKey, Evicted, FaultThread, Grain, IoMapping, Judge, NoDevices, NoDisk, NothingKnown,
-    Pager, Parts, RefillThreads, Restored,
+    Pager, PagerParts, RefillThreads, Restored,
 };
 use ebb_store::{Compressed, Disk, Medium, Protection, Store, SwapFile};
 use ebb_sys::process::Process;
@@ -79,7 +79,7 @@ impl Daemon {
         let disk = Disk::open(&run.join("swap"), slots * FRAME_BYTES).expect("disk");
         let disk = Failing { disk, health: Arc::clone(&health) };
         let store = SwapFile::over(disk, run, slots, Protection::Encrypted);
-        let parts = Parts {
+        let parts = PagerParts {
             ram: Arc::clone(machine.ram()),
             ledger,
             uffd: machine.uffd(),

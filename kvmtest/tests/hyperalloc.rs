@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use ebb_pager::{Grain, IoMapping, NoDevices, Pager, SoftIommu};
-use ebb_reclaim::hyperalloc::{How, HyperAlloc, State, Stop};
+use ebb_reclaim::hyperalloc::{How, HyperAlloc, HyperAllocStop, State};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, HUGE_BYTES, HugeFrame};
 use kvmtest::sharing::{Language, Sharing, told_hard};
 use kvmtest::{Daemon, until};
@@ -135,7 +135,7 @@ fn zones_are_taken_from_the_top_down() {
     assert_eq!(told(), [0, 13]);
     // A guest that was reset is not touched.
     let (taken, stop) = shared.reclaim(&daemon.pager, How::Hard, 1, 0, || false);
-    assert!(taken.huge_frames == 0 && matches!(stop, Some(Stop::Reset)));
+    assert!(taken.huge_frames == 0 && matches!(stop, Some(HyperAllocStop::Reset)));
     all_is_back(guest, daemon, &shared);
 }
 

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use ebb_sys::kvm::{self, Verdict};
 use ebb_sys::ram_file::RamFile;
-use ebb_vm::launch::{Accelerator, Launch, Memory, Node};
+use ebb_vm::launch::{Accelerator, Launch, LaunchMemory, Node};
 
 use crate::guest::Guest;
 
@@ -35,7 +35,7 @@ impl Guest {
             name,
             directory,
             qemu: Path::new("qemu-system-x86_64"),
-            nodes: &[Node { ram: Memory { file, bytes }, growth: None }],
+            nodes: &[Node { ram: LaunchMemory { file, bytes }, growth: None }],
             served: &[],
             prealloc: false,
             balloon: !words.iter().any(|word| word.contains(BALLOON)),

@@ -8,7 +8,7 @@ use std::sync::mpsc::Receiver;
 use ebb_heat::{GuestTracker, Levels, Observer, PagerTables, Roots, Round, Tracker, Walk};
 use ebb_inspect::{Guest, Run};
 use ebb_ledger::{Ledger, Tables};
-use ebb_pager::{DigestKey, FaultThread, Grain, NoDevices, NoDisk, Pager, Parts, Restored};
+use ebb_pager::{DigestKey, FaultThread, Grain, NoDevices, NoDisk, Pager, PagerParts, Restored};
 use ebb_store::{Protection, SwapFile};
 use ebb_sys::process::Process;
 use ebb_sys::uffd::{Uffd, feature};
@@ -40,7 +40,7 @@ impl Tracked {
         let run = directory.path();
         let slots = ram.bytes() / FRAME_BYTES;
         let store = SwapFile::open(&run.join("swap"), run, slots, Protection::Encrypted);
-        let parts = Parts {
+        let parts = PagerParts {
             ram: Arc::clone(&ram),
             ledger: Ledger::create(&run.join("ledger"), ram.end(), Tables::WhenSplit)
                 .expect("a ledger"),

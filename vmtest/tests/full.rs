@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ebb_ledger::{Content, Ledger, LedgerError, SplitError, Tables};
-use ebb_store::{Compressed, NoRoom, Page, Protection, Quota, Room, Store, StoreError, SwapFile};
+use ebb_store::{
+    Compressed, NoRoom, Page, Protection, Quota, SharedRoom, Store, StoreError, SwapFile,
+};
 use ebb_units::{FrameRange, Gfn, HugeFrame};
 use vmtest::{Guest, Host, SmallFs, Vm, until};
 
@@ -93,7 +95,7 @@ fn a_store_whose_records_have_no_room_takes_what_fits_and_keeps_it() {
 fn swap_files_keep_to_their_quota_and_leave_the_floor() {
     const SLOTS: u64 = 8192;
     let (disk, runs) = (SmallFs::ext4(32 * MIB), [(); 3].map(|()| tempfile::tempdir().unwrap()));
-    let open = |room: &Arc<Room>, number: usize| {
+    let open = |room: &Arc<SharedRoom>, number: usize| {
         let path = disk.path().join(number.to_string());
         let file = SwapFile::open(&path, runs[number].path(), SLOTS, Protection::Encrypted);
         file.unwrap().within(room)
@@ -119,7 +121,7 @@ fn swap_files_keep_to_their_quota_and_leave_the_floor() {
     };
     let quota =
         Quota { all_bytes: Some(7 * MIB), each_bytes: Some(4 * MIB), floor_bytes: Some(8 * MIB) };
-    let room = Room::new(quota);
+    let room = SharedRoom::new(quota);
     let (one, two) = (open(&room, 0), open(&room, 1));
     let (slots, why) = fill(&one);
     assert!(matches!(why, StoreError::NoRoom(NoRoom::Each)), "{why}");
@@ -138,7 +140,7 @@ fn swap_files_keep_to_their_quota_and_leave_the_floor() {
     assert!(two.save(&page(1)).is_ok());
     check(&two, &others);
     // No swap file goes below the floor.
-    let third = open(&Room::new(Quota { floor_bytes: Some(8 * MIB), ..Quota::default() }), 2);
+    let third = open(&SharedRoom::new(Quota { floor_bytes: Some(8 * MIB), ..Quota::default() }), 2);
     let (slots, why) = fill(&third);
     assert!(matches!(why, StoreError::NoRoom(NoRoom::Floor)), "{why}");
     let left = free_bytes(disk.path());

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::time::Instant;
 
-use ebb_inspect::{Block, End, Guest, Request, Snapshot};
+use ebb_inspect::{BuddyBlock, End, Guest, Request, Snapshot};
 use ebb_units::{FRAME_BYTES, Gpa};
 
 type Error = Box<dyn std::error::Error>;
@@ -98,7 +98,7 @@ fn blocks(guest: &Guest, mem: &Snapshot, zone: &ebb_inspect::Zone, order: u8, en
 fn heads(guest: &Guest, mem: &Snapshot) {
     let (start, mut blocks) = (Instant::now(), Vec::new());
     guest.memmap().free_blocks(mem, guest.layout(), 9, |head, order| {
-        blocks.push(Block { head, order });
+        blocks.push(BuddyBlock { head, order });
     });
     println!("heads {} us {}", blocks.len(), start.elapsed().as_micros());
     let start = Instant::now();

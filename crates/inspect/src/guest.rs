@@ -7,7 +7,7 @@ use crate::victims::victims;
 use crate::vmcoreinfo::find_notes;
 use crate::zones::Sight;
 use crate::{
-    Block, ChosenBlocks, Counts, GuestMemory, LlfreeZone, Look, Memmap, Note, PageLayout,
+    BuddyBlock, ChosenBlocks, FrameCounts, GuestMemory, LlfreeZone, Look, Memmap, Note, PageLayout,
     PageTables, Request, Untrusted, Zones,
 };
 
@@ -188,7 +188,7 @@ impl Guest {
     }
 
     /// Counts every known frame by kind.
-    pub fn counts(&self, mem: &dyn GuestMemory) -> Counts {
+    pub fn counts(&self, mem: &dyn GuestMemory) -> FrameCounts {
         self.memmap.count(mem, &self.layout)
     }
 
@@ -198,7 +198,7 @@ impl Guest {
         &self,
         mem: &dyn GuestMemory,
         request: Request,
-        out: &mut Vec<Block>,
+        out: &mut Vec<BuddyBlock>,
     ) -> ChosenBlocks {
         victims(&self.zones, self.sight(mem), request, out)
     }

@@ -9,7 +9,7 @@ use crate::{GuestMemory, Lru, MAX_ORDER, Memmap, PageKind, PageLayout};
 
 /// How many frames are of each kind.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Counts {
+pub struct FrameCounts {
     /// Free blocks by order, as `/proc/buddyinfo` counts them.
     pub free_blocks: [u64; MAX_ORDER as usize + 1],
     /// Anonymous memory (meminfo's AnonPages).
@@ -32,7 +32,7 @@ pub struct Counts {
     pub unknown_frames: u64,
 }
 
-impl Counts {
+impl FrameCounts {
     /// Number of frames in free blocks.
     pub fn free_frames(&self) -> u64 {
         let blocks = self.free_blocks.iter().enumerate();
@@ -68,8 +68,8 @@ impl Counts {
 
 impl Memmap {
     /// Counts every known frame by kind.
-    pub fn count(&self, mem: &dyn GuestMemory, layout: &PageLayout) -> Counts {
-        let mut counts = Counts::default();
+    pub fn count(&self, mem: &dyn GuestMemory, layout: &PageLayout) -> FrameCounts {
+        let mut counts = FrameCounts::default();
         counts.unknown_frames = self.kinds(mem, layout, |frames, kind| match kind {
             PageKind::Free { order } => counts.free_blocks[usize::from(order)] += 1,
             kind => counts.add(kind, frames.count),

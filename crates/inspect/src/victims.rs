@@ -12,14 +12,14 @@ use crate::{End, Zone, ZoneKind, Zones};
 
 /// A free block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Block {
+pub struct BuddyBlock {
     /// The block's first frame.
     pub head: Gfn,
     /// The block has `1 << order` frames.
     pub order: u8,
 }
 
-impl Block {
+impl BuddyBlock {
     /// The block's frames.
     pub fn frames(self) -> FrameRange {
         FrameRange::block(self.head, self.order)
@@ -58,7 +58,7 @@ pub(crate) fn victims(
     zones: &Zones,
     sight: Sight<'_>,
     request: Request,
-    out: &mut Vec<Block>,
+    out: &mut Vec<BuddyBlock>,
 ) -> ChosenBlocks {
     let (reserve, reserved_bytes) = reserve(zones, sight, request);
     let mut chosen = ChosenBlocks { reserved_bytes, ..ChosenBlocks::default() };
@@ -67,7 +67,7 @@ pub(crate) fn victims(
         let mut list = zones.free_list(sight, zone, order, migrate_type, End::Tail);
         while chosen.bytes < request.want_bytes && left > 0 {
             let Some(head) = list.next() else { break };
-            let block = Block { head, order };
+            let block = BuddyBlock { head, order };
             if reserve.binary_search(&block).is_ok() {
                 break;
             }
@@ -100,7 +100,7 @@ fn lists<'a>(
 
 /// Sets blocks aside at the heads of the lists, one of each list in turn, until they hold
 /// `reserve_bytes`. Returns them sorted, and their bytes.
-fn reserve(zones: &Zones, sight: Sight<'_>, request: Request) -> (Vec<Block>, u64) {
+fn reserve(zones: &Zones, sight: Sight<'_>, request: Request) -> (Vec<BuddyBlock>, u64) {
     let mut heads: Vec<(u8, FreeList<'_>)> = lists(zones, sight, request.min_order)
         .map(|(zone, order, kind)| (order, zones.free_list(sight, zone, order, kind, End::Head)))
         .collect();
@@ -110,7 +110,7 @@ fn reserve(zones: &Zones, sight: Sight<'_>, request: Request) -> (Vec<Block>, u6
             let next = list.next().filter(|_| bytes < request.reserve_bytes && left > 0);
             let Some(head) = next else { return false };
             left -= 1;
-            let block = Block { head, order: *order };
+            let block = BuddyBlock { head, order: *order };
             bytes += block.frames().bytes();
             blocks.push(block);
             true

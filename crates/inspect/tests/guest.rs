@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU64;
 
 use ebb_inspect::{
-    Block, End, Guest, GuestMemory, Head, PageTables, PageWords, Request, Snapshot, Untrusted,
+    BuddyBlock, End, Guest, GuestMemory, Head, PageTables, PageWords, Request, Snapshot, Untrusted,
     may_hold_note,
 };
 use ebb_units::{FrameRange, Gfn, Gpa};
@@ -13,7 +13,7 @@ fn inspected(forge: &Forge) -> Guest {
     Guest::inspect(&forge.mem, &[forge::ROOT.0]).expect("a sound guest")
 }
 
-fn victims(forge: &Forge, reserve_bytes: u64, want_bytes: u64) -> Vec<Block> {
+fn victims(forge: &Forge, reserve_bytes: u64, want_bytes: u64) -> Vec<BuddyBlock> {
     let mut blocks = Vec::new();
     let request = Request { min_order: 9, reserve_bytes, want_bytes };
     let taken = inspected(forge).victims(&forge.mem, request, &mut blocks);
@@ -70,7 +70,7 @@ fn free_blocks_by_address_are_those_on_the_lists() {
     for min_order in [0, 3, 9, 10] {
         let mut by_address = Vec::new();
         guest.memmap().free_blocks(&forge.mem, guest.layout(), min_order, |head, order| {
-            by_address.push(Block { head, order });
+            by_address.push(BuddyBlock { head, order });
         });
         let mut listed = Vec::new();
         for zone in guest.zones().iter() {
@@ -83,7 +83,7 @@ fn free_blocks_by_address_are_those_on_the_lists() {
                         kind,
                         End::Head,
                     );
-                    listed.extend(list.map(|head| Block { head, order }));
+                    listed.extend(list.map(|head| BuddyBlock { head, order }));
                 }
             }
         }

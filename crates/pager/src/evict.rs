@@ -15,7 +15,7 @@ use std::sync::Arc;
 use ebb_ledger::{Content, LockedFrame};
 use ebb_units::{FrameRange, Gfn};
 
-use crate::folios::Folios;
+use crate::folios::FolioMap;
 use crate::frames::Frames;
 use crate::residency::Residency;
 use spare::Spare;
@@ -38,7 +38,7 @@ pub(crate) type Piece<'l> = Vec<Held<'l>>;
 /// Evicts the frames of one VM.
 pub struct Evictor {
     frames: Arc<Frames>,
-    folios: Arc<Folios>,
+    folios: Arc<FolioMap>,
     residency: Arc<Residency>,
     spare: Spare,
 }
@@ -46,7 +46,7 @@ pub struct Evictor {
 impl Evictor {
     pub(crate) fn new(
         frames: &Arc<Frames>,
-        folios: &Arc<Folios>,
+        folios: &Arc<FolioMap>,
         residency: &Arc<Residency>,
     ) -> Evictor {
         Evictor {

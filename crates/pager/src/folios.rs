@@ -32,7 +32,7 @@ pub enum Grain {
 }
 
 /// What is known of the pages that back the VM's memory.
-pub struct Folios {
+pub struct FolioMap {
     frames: Arc<Frames>,
     grain: Grain,
     /// A bit for each frame: a small page backs it.
@@ -78,10 +78,10 @@ impl Bits {
     }
 }
 
-impl Folios {
-    pub(crate) fn new(frames: &Arc<Frames>, grain: Grain) -> Folios {
+impl FolioMap {
+    pub(crate) fn new(frames: &Arc<Frames>, grain: Grain) -> FolioMap {
         let count = frames.ram().end().0;
-        Folios {
+        FolioMap {
             frames: Arc::clone(frames),
             grain,
             small: Bits::new(count),
@@ -107,9 +107,9 @@ impl Folios {
     }
 }
 
-impl Folios {
+impl FolioMap {
     /// The grain in which the VM's memory is given, except in huge frames that are broken up:
-    /// [`Folios::grain_of`].
+    /// [`FolioMap::grain_of`].
     pub fn grain(&self) -> Grain {
         self.grain
     }
@@ -146,7 +146,7 @@ impl Folios {
         if self.broken.has(huge.0) { Grain::Frame } else { self.grain }
     }
 
-    /// Whether [`Folios::break_up`] may be called: the host tells large folios, and those of this
+    /// Whether [`FolioMap::break_up`] may be called: the host tells large folios, and those of this
     /// huge frame lie in no other one.
     pub fn can_break_up(&self, huge: HugeFrame) -> bool {
         self.minds_large_folios() && self.holds_whole_folios(huge.first())
@@ -160,7 +160,7 @@ impl Folios {
     /// [asleep](ebb_sys::khugepaged::is_asleep) since.
     ///
     /// # Errors
-    /// `Unsupported`: [`Folios::can_break_up`] says no.
+    /// `Unsupported`: [`FolioMap::can_break_up`] says no.
     pub fn break_up(&self, huge: HugeFrame) -> io::Result<()> {
         let telling = { self.telling.get() }.filter(|_| self.can_break_up(huge));
         let telling = telling.ok_or(io::ErrorKind::Unsupported)?;
@@ -177,7 +177,7 @@ impl Folios {
     }
 
     /// Splits the large folios that back locked frames of one huge frame, as far as that is
-    /// possible now. Afterwards [`Folios::goes_whole`] tells the result.
+    /// possible now. Afterwards [`FolioMap::goes_whole`] tells the result.
     pub(crate) fn split_folios(&self, frames: &[Gfn]) -> io::Result<()> {
         let (Some(telling), Some(first)) = (self.telling.get(), frames.first()) else {
             return Ok(());

@@ -12,7 +12,7 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use ebb_vm::Region;
 
 use crate::fault::installer::Installer;
-use crate::folios::Folios;
+use crate::folios::FolioMap;
 use crate::frames::Frames;
 use crate::frames::words::{Served, again};
 use crate::residency::Residency;
@@ -26,7 +26,7 @@ const SLOW_FAILURE: u32 = 64;
 /// Brings back the content of one VM's frames.
 pub struct Returner {
     frames: Arc<Frames>,
-    folios: Arc<Folios>,
+    folios: Arc<FolioMap>,
     residency: Arc<Residency>,
     installer: Arc<Installer>,
 }
@@ -34,7 +34,7 @@ pub struct Returner {
 impl Returner {
     pub(crate) fn new(
         frames: &Arc<Frames>,
-        folios: &Arc<Folios>,
+        folios: &Arc<FolioMap>,
         residency: &Arc<Residency>,
         installer: &Arc<Installer>,
     ) -> Returner {

@@ -15,9 +15,9 @@ use crate::device::pluggable::Pluggable;
 use crate::evict::Evictor;
 use crate::fault::installer::Installer;
 use crate::fault::refiller::Refiller;
-use crate::fault::room::Room;
+use crate::fault::room::LimitRoom;
 use crate::fault::server::{FaultServer, Restored};
-use crate::folios::{Folios, Grain};
+use crate::folios::{FolioMap, Grain};
 use crate::frames::Frames;
 use crate::frames::io_mapping::IoMapping;
 use crate::give_back::Returner;
@@ -30,7 +30,7 @@ use crate::support::counters::Counters;
 use crate::support::panics::Panics;
 
 /// What a pager is made of.
-pub struct Parts {
+pub struct PagerParts {
     /// The VM's RAM.
     pub ram: Arc<Ram>,
     /// Where the content of each frame is.
@@ -52,9 +52,9 @@ pub struct Parts {
 /// The pager of one VM. All threads of the VM use it at once.
 pub struct Pager {
     frames: Arc<Frames>,
-    folios: Arc<Folios>,
+    folios: Arc<FolioMap>,
     residency: Arc<Residency>,
-    room: Arc<Room>,
+    room: Arc<LimitRoom>,
     installer: Arc<Installer>,
     faults: FaultServer,
     evictor: Evictor,
@@ -72,12 +72,12 @@ impl Pager {
     ///
     /// # Errors
     /// `InvalidInput`: the ledger names slots that the store does not have.
-    pub fn new(parts: Parts) -> io::Result<(Pager, Receiver<Restored>)> {
-        let Parts { ram, ledger, uffd, grain, devices, store, disk, digest_key } = parts;
+    pub fn new(parts: PagerParts) -> io::Result<(Pager, Receiver<Restored>)> {
+        let PagerParts { ram, ledger, uffd, grain, devices, store, disk, digest_key } = parts;
         let frames = Arc::new(Frames::new(ram, ledger, uffd, devices));
-        let folios = Arc::new(Folios::new(&frames, grain));
+        let folios = Arc::new(FolioMap::new(&frames, grain));
         let residency = Arc::new(Residency::new(&frames, store, disk, digest_key)?);
-        let room = Arc::new(Room::new(&frames, &residency));
+        let room = Arc::new(LimitRoom::new(&frames, &residency));
         let installer = Arc::new(Installer::new(&frames, &folios, &residency, &room));
         let refiller = Refiller::new(&frames, &residency, &installer, &room);
         let (faults, restored) = FaultServer::new(&frames, &installer, refiller, &room);
@@ -125,7 +125,7 @@ impl Pager {
     }
 
     /// The host's pages that back the frames.
-    pub fn folios(&self) -> &Folios {
+    pub fn folios(&self) -> &FolioMap {
         &self.folios
     }
 
@@ -135,7 +135,7 @@ impl Pager {
     }
 
     /// Room below the VM's limit.
-    pub fn room(&self) -> &Room {
+    pub fn room(&self) -> &LimitRoom {
         &self.room
     }
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use ebb_digest::DigestKey;
 use ebb_ledger::Content;
-use ebb_store::{Store, Usage};
+use ebb_store::{Store, StoreUsage};
 use ebb_units::FrameRange;
 
 use crate::frames::Frames;
@@ -139,7 +139,7 @@ impl Residency {
     }
 
     /// Returns how much of the store is in use.
-    pub fn store_usage(&self) -> Usage {
+    pub fn store_usage(&self) -> StoreUsage {
         self.store.usage()
     }
 

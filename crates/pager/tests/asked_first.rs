@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use ebb_ledger::Content;
-use ebb_pager::{IoMapping, NothingKnown, Parts};
+use ebb_pager::{IoMapping, NothingKnown, PagerParts};
 use ebb_units::{FrameRange, Gfn};
 use testkit::{require, until};
 
@@ -53,7 +53,7 @@ fn who_touched_a_page_goes_on_before_what_lies_around_is_there() {
     require!(available());
     let (machine, gate) = (Machine::new(), Arc::new(Gate::default()));
     machine.ram.populate(FRAMES).unwrap();
-    let parts = Parts { devices: Box::new(Waits(Arc::clone(&gate))), ..machine.parts() };
+    let parts = PagerParts { devices: Box::new(Waits(Arc::clone(&gate))), ..machine.parts() };
     let pager = watching(parts);
     for gfn in FRAMES.frames() {
         Machine::put(&machine.ram, gfn, &page_of(gfn.0 + 20));

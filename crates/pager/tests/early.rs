@@ -9,7 +9,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use ebb_ledger::Content;
-use ebb_pager::{Digest, DigestKey, GuestDisk, IoMapping, NothingKnown, Pager, Parts};
+use ebb_pager::{Digest, DigestKey, GuestDisk, IoMapping, NothingKnown, Pager, PagerParts};
 use ebb_store::Page;
 use ebb_units::{FrameRange, Gfn};
 use testkit::{require, until};
@@ -76,7 +76,7 @@ impl Daemon {
         let devices = Box::new(mapped.clone());
         let parts = machine.parts();
         let disk = Box::new(OnePage(page_of(resting), Arc::clone(&parts.digest_key)));
-        let pager = watching(Parts { devices, disk, ..parts });
+        let pager = watching(PagerParts { devices, disk, ..parts });
         let _threads = serve(&pager, 1);
         let claim = pager.blocks().claim(METADATA, BLOCK.start, ORDER).unwrap().expect("a claim");
         let committed = claim.commit(true, 0).expect("nobody wants it");

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use ebb_ledger::Content;
-use ebb_pager::{Digest, DigestKey, Digests, GuestDisk, NothingKnown, Pager, Parts};
+use ebb_pager::{Digest, DigestKey, Digests, GuestDisk, NothingKnown, Pager, PagerParts};
 use ebb_store::Page;
 use ebb_units::{FrameRange, Gfn};
 use testkit::{require, until};
@@ -48,9 +48,9 @@ struct Daemon {
 }
 
 impl Daemon {
-    fn over(machine: &Machine, parts: Parts, image: &Image) -> Daemon {
+    fn over(machine: &Machine, parts: PagerParts, image: &Image) -> Daemon {
         let (disk, digest_key) = (Box::new(image.clone()), Arc::clone(&image.1));
-        let parts = Parts { disk, digest_key, ..parts };
+        let parts = PagerParts { disk, digest_key, ..parts };
         let pager = Arc::new(Pager::new(parts).unwrap().0);
         let digests = machine.run().join("digests");
         pager.residency().compare_with(Digests::open(&digests, machine.ram.end(), 1).unwrap());

@@ -7,7 +7,7 @@ mod machine;
 use std::io::{PipeReader, PipeWriter};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ebb_pager::{Grain, NothingKnown, Pager, Parts};
+use ebb_pager::{Grain, NothingKnown, Pager, PagerParts};
 use ebb_store::Page;
 use ebb_sys::folios;
 use ebb_sys::process::Process;
@@ -44,7 +44,7 @@ struct Daemon {
 
 impl Daemon {
     fn new(machine: Machine, grain: Grain) -> Daemon {
-        let pager = watching(Parts { grain, ..machine.parts() });
+        let pager = watching(PagerParts { grain, ..machine.parts() });
         let _threads = serve(&pager, 1);
         Daemon { machine, pager, _threads }
     }

@@ -11,7 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use ebb_ledger::Content;
-use ebb_pager::{IoMapping, Judge, Pager, Parts, Sharer, Sharing};
+use ebb_pager::{IoMapping, Judge, Pager, PagerParts, Sharer, Sharing};
 use ebb_units::{FrameRange, Gfn, HugeFrame};
 use testkit::{require, until};
 
@@ -97,7 +97,7 @@ fn its_protection_ends_before_its_word_is_free() {
     machine.ram.populate(ALL).unwrap();
     let evictor = Arc::new(Evictor::default());
     let devices = Box::new(Beside(Arc::clone(&evictor)));
-    let pager = watching(Parts { devices, ..machine.parts() });
+    let pager = watching(PagerParts { devices, ..machine.parts() });
     pager.installer().share(Some(Arc::new(Soft)));
     let _threads = serve(&pager, 1);
     let held = pager.residency().hold_huge(TOUCHED.huge()).expect("nobody else works on it");

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 
-use ebb_pager::{NothingKnown, Pager, Parts};
+use ebb_pager::{NothingKnown, Pager, PagerParts};
 use ebb_store::{Medium, Protection, SwapFile, Traffic};
 use ebb_units::{FRAME_BYTES, Gfn};
 use testkit::{require, until};
@@ -116,7 +116,7 @@ impl Vm {
         file.set_len(2 * HALF * FRAME_BYTES).unwrap();
         let part = Part { machine: number, disk: Arc::clone(disk), file };
         let store = SwapFile::over(part, run, 2 * HALF, Protection::Encrypted).unwrap();
-        let parts = Parts { store: Box::new(store.among(traffic)), ..machine.parts() };
+        let parts = PagerParts { store: Box::new(store.among(traffic)), ..machine.parts() };
         let pager = watching(parts);
         let threads = serve(&pager, REFILL_THREADS);
         let guest = machine.guest();

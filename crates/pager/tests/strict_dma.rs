@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::Content;
-use ebb_pager::{NothingKnown, Pager, Parts, SoftIommu};
+use ebb_pager::{NothingKnown, Pager, PagerParts, SoftIommu};
 use ebb_units::{FrameRange, Gfn};
 use testkit::require;
 
@@ -45,9 +45,9 @@ impl Daemon {
         daemon
     }
 
-    fn over(machine: &Machine, parts: Parts) -> Daemon {
+    fn over(machine: &Machine, parts: PagerParts) -> Daemon {
         let iommu = Arc::new(SoftIommu::new(&machine.ram));
-        let pager = watching(Parts { devices: Box::new(Arc::clone(&iommu)), ..parts });
+        let pager = watching(PagerParts { devices: Box::new(Arc::clone(&iommu)), ..parts });
         let _threads = serve(&pager, 0);
         Daemon { pager, iommu, _threads }
     }

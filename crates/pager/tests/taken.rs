@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::Content;
-use ebb_pager::{HeldHuge, Pager, Parts, SoftIommu};
+use ebb_pager::{HeldHuge, Pager, PagerParts, SoftIommu};
 use ebb_units::{FrameRange, Gfn};
 use testkit::require;
 
@@ -41,7 +41,7 @@ impl Next {
         parts.ledger.recover(|frames, content| held.push((frames, content)));
         assert_eq!(held, [(ALL, TAKEN)]);
         let iommu = Arc::new(SoftIommu::new(&machine.ram));
-        let pager = watching(Parts { devices: Box::new(Arc::clone(&iommu)), ..parts });
+        let pager = watching(PagerParts { devices: Box::new(Arc::clone(&iommu)), ..parts });
         held.iter().for_each(|(frames, content)| {
             pager.residency().settle_held(*frames, *content).unwrap()
         });

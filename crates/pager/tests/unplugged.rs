@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use ebb_ledger::Content;
-use ebb_pager::{IoMapping, NoDevices, NothingKnown, Pager, Parts, Sentry, SoftIommu};
+use ebb_pager::{IoMapping, NoDevices, NothingKnown, Pager, PagerParts, Sentry, SoftIommu};
 use ebb_sys::numa;
 use ebb_sys::process::Process;
 use ebb_units::{FrameRange, Gfn};
@@ -71,7 +71,7 @@ impl Daemon {
     fn new(devices: impl FnOnce(&Machine) -> Box<dyn IoMapping>) -> Daemon {
         let machine = Machine::new();
         machine.ram.populate(ALL).unwrap();
-        let parts = Parts { devices: devices(&machine), ..machine.parts() };
+        let parts = PagerParts { devices: devices(&machine), ..machine.parts() };
         let pager = Arc::new(Pager::new(parts).unwrap().0);
         let touches = Arc::new(Touches::default());
         pager

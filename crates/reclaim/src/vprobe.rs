@@ -11,7 +11,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use ebb_inspect::{Block, Guest, Head, Request};
+use ebb_inspect::{BuddyBlock, Guest, Head, Request};
 use ebb_ledger::Content;
 use ebb_pager::{Claim, Committed, Grain, Pager};
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn, Gpa};
@@ -83,7 +83,7 @@ impl ReclaimedBlocks {
 
 /// Why a pass ended early.
 #[derive(Debug, thiserror::Error)]
-pub enum Stop {
+pub enum VProbeStop {
     /// Nobody vouches for the guest's kernel: it may no longer be the one that was inspected.
     #[error("the guest was reset, or QEMU did not tell in time that it was not")]
     Unknown,
@@ -100,9 +100,9 @@ pub fn reclaim(
     pager: &Pager,
     guest: &Guest,
     order: Order,
-    blocks: &mut Vec<Block>,
+    blocks: &mut Vec<BuddyBlock>,
     still_runs: impl FnMut() -> bool,
-) -> (ReclaimedBlocks, Option<Stop>) {
+) -> (ReclaimedBlocks, Option<VProbeStop>) {
     let mut reclaimed = ReclaimedBlocks::default();
     let began = Instant::now();
     blocks.clear();
@@ -144,7 +144,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
     ///
     /// Algorithm 1, each line for the whole batch: all blocks are protected before any is looked at
     /// again, so that one walk of page tables serves many.
-    fn batch(&mut self, left: &mut impl Iterator<Item = Block>) -> Result<bool, Stop> {
+    fn batch(&mut self, left: &mut impl Iterator<Item = BuddyBlock>) -> Result<bool, VProbeStop> {
         let limit = self.order.batch_bytes.min(self.order.want_bytes - self.reclaimed.bytes);
         let (mut bytes, mut claims, mut result) = (0, Vec::new(), Ok(true));
         while bytes < limit && matches!(result, Ok(true)) {
@@ -161,7 +161,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         let (mut committed, watched) = self.look_again(claims);
         if !(self.still_runs)() {
             self.pager.blocks().spare(committed);
-            return Err(Stop::Unknown);
+            return Err(VProbeStop::Unknown);
         }
         let blocks = committed.len() as u64;
         let frames = self.pager.blocks().empty(&mut committed, self.order.mode == Mode::Strict)?;
@@ -171,7 +171,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
     }
 
     /// Protects the metadata of a block that is on a free list.
-    fn claim(&mut self, block: Block) -> io::Result<Option<Claim<'a>>> {
+    fn claim(&mut self, block: BuddyBlock) -> io::Result<Option<Claim<'a>>> {
         // By the page table of the inspection; the second look walks it anew.
         let Some(metadata) = self.guest.memmap().metadata_gpa(block.head).map(Gpa::gfn) else {
             self.reclaimed.in_use += 1;

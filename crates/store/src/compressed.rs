@@ -13,7 +13,8 @@ use lz4_flex::block::{
 use crate::page_buffer::Pool;
 use crate::slabs::{OBJECT_MAX, Object, Slabs};
 use crate::{
-    CLUSTER_SLOTS, Loaded, MEMORY_SLOTS, Page, SavedBatch, Store, StoreError, Usage, is_in_memory,
+    CLUSTER_SLOTS, Loaded, MEMORY_SLOTS, Page, SavedBatch, Store, StoreError, StoreUsage,
+    is_in_memory,
 };
 
 /// First slot of this store. Slots below it belong to the store behind.
@@ -278,8 +279,8 @@ impl<S: Store> Store for Compressed<S> {
         self.behind.most_at_once()
     }
 
-    fn usage(&self) -> Usage {
-        Usage {
+    fn usage(&self) -> StoreUsage {
+        StoreUsage {
             memory_slots: self.slabs.chunk_count() << INDEX_BITS,
             memory_bytes: self.slabs.present_bytes(),
             memory_limit_bytes: self.slabs.limit_bytes(),

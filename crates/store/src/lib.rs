@@ -31,10 +31,10 @@ pub use disk::Disk;
 pub use error::StoreError;
 pub use medium::Medium;
 pub use page_buffer::PageBuffer;
-pub use room::{NoRoom, Quota, Room, Space};
+pub use room::{NoRoom, Quota, SharedRoom, Space};
 pub use sealer::Protection;
 pub use swap_file::SwapFile;
-pub use table::{Place, TABLE_BYTES, Table};
+pub use table::{TABLE_BYTES, Table, TableSlot};
 pub use traffic::Traffic;
 
 use std::io;
@@ -118,7 +118,7 @@ pub trait Store: Send + Sync {
     }
 
     /// Returns how much of the store is in use now.
-    fn usage(&self) -> Usage;
+    fn usage(&self) -> StoreUsage;
 
     /// Returns slots in memory whose pages should go to the disk to make room: those that have
     /// been there longest. To move them, the caller uses [`Store::save_to_disk`], writes a word of
@@ -142,7 +142,7 @@ pub const MEMORY_SLOTS: u64 = 1 << 47;
 
 /// How much of a store is in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Usage {
+pub struct StoreUsage {
     /// Slots on disk.
     pub disk_slots: u64,
     /// Slots on disk that hold a page.

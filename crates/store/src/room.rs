@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_units::FRAME_BYTES;
 
-use crate::table::{Place, Seat, Word};
+use crate::table::{Seat, TableSlot, Word};
 use crate::{Medium, StoreError};
 
 /// Divisor of a file system's size: this part stays free if no floor is given.
@@ -51,20 +51,20 @@ pub struct Space {
 
 /// The room that the swap files of a host share.
 #[derive(Debug)]
-pub struct Room {
+pub struct SharedRoom {
     quota: Quota,
-    place: Place,
+    place: TableSlot,
 }
 
-impl Room {
+impl SharedRoom {
     /// Room that only swap files of this process share. They take nothing yet.
-    pub fn new(quota: Quota) -> Arc<Room> {
-        Arc::new(Room { quota, place: Place::any() })
+    pub fn new(quota: Quota) -> Arc<SharedRoom> {
+        Arc::new(SharedRoom { quota, place: TableSlot::any() })
     }
 
     /// Room for one swap file. The table says what others take.
-    pub fn at(quota: Quota, place: Place) -> Arc<Room> {
-        Arc::new(Room { quota, place })
+    pub fn at(quota: Quota, place: TableSlot) -> Arc<SharedRoom> {
+        Arc::new(SharedRoom { quota, place })
     }
 
     /// Returns the bytes that all swap files take.
@@ -91,7 +91,7 @@ pub(crate) struct Promise<'p> {
 }
 
 impl Part {
-    pub(crate) fn new(room: &Arc<Room>) -> Part {
+    pub(crate) fn new(room: &Arc<SharedRoom>) -> Part {
         let seat = room.place.sit();
         // A killed process no longer writes what it had been promised room for.
         seat.set(Word::Promised, 0);

@@ -21,14 +21,14 @@ pub(crate) type Tag = [u64; 2];
 
 /// A generation of a slot. It never occurs twice under one key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Place {
+pub(crate) struct SlotGeneration {
     /// Below 2^48.
     pub(crate) slot: u64,
     /// Below 2^48.
     pub(crate) generation: u64,
 }
 
-impl Place {
+impl SlotGeneration {
     fn nonce(self) -> [u8; 12] {
         let (mut nonce, [slot, generation]) =
             ([0; 12], [self.slot, self.generation].map(u64::to_le_bytes));
@@ -65,14 +65,19 @@ impl Sealer {
     }
 
     /// Returns the tag of a page that is stored as it is.
-    pub(crate) fn tag(place: Place, page: &Page) -> Tag {
+    pub(crate) fn tag(place: SlotGeneration, page: &Page) -> Tag {
         let hash = XxHash3_128::oneshot_with_seed(place.seed(), page);
         [hash as u64, (hash >> 64) as u64]
     }
 
     /// Writes what is to be stored to `sealed` and returns its tag. `None`: the cipher refuses the
     /// page's length, which it never does.
-    pub(crate) fn seal(&self, place: Place, page: &Page, sealed: &mut Page) -> Option<Tag> {
+    pub(crate) fn seal(
+        &self,
+        place: SlotGeneration,
+        page: &Page,
+        sealed: &mut Page,
+    ) -> Option<Tag> {
         let Sealer::Aes(cipher) = self else {
             sealed.copy_from_slice(page);
             return Some(Sealer::tag(place, page));
@@ -85,7 +90,13 @@ impl Sealer {
 
     /// Writes the page that was stored to `page`. `false`: `sealed` is not what was stored at this
     /// place, and `page` is unchanged.
-    pub(crate) fn open(&self, place: Place, tag: Tag, sealed: &Page, page: &mut Page) -> bool {
+    pub(crate) fn open(
+        &self,
+        place: SlotGeneration,
+        tag: Tag,
+        sealed: &Page,
+        page: &mut Page,
+    ) -> bool {
         match self {
             Sealer::Aes(_) => {
                 let both = InOutBuf::new(sealed.as_slice(), page.as_mut_slice());
@@ -102,7 +113,7 @@ impl Sealer {
     }
 
     /// Opens a page in place. `false`: it is not what was stored at this place.
-    pub(crate) fn open_in_place(&self, place: Place, tag: Tag, page: &mut Page) -> bool {
+    pub(crate) fn open_in_place(&self, place: SlotGeneration, tag: Tag, page: &mut Page) -> bool {
         match self {
             Sealer::Aes(_) => self.decrypt(place, tag, page.as_mut_slice().into()),
             Sealer::Xxh3 => Sealer::tag(place, page) == tag,
@@ -110,7 +121,7 @@ impl Sealer {
     }
 
     /// Decrypts a page. The cipher checks the tag before it writes anything.
-    fn decrypt(&self, place: Place, tag: Tag, both: InOutBuf<'_, '_, u8>) -> bool {
+    fn decrypt(&self, place: SlotGeneration, tag: Tag, both: InOutBuf<'_, '_, u8>) -> bool {
         let Sealer::Aes(cipher) = self else { return false };
         let mut bytes = [0; 16];
         let (halves, _) = bytes.as_chunks_mut::<8>();
@@ -123,7 +134,7 @@ impl Sealer {
 mod tests {
     use super::*;
 
-    const PLACE: Place = Place { slot: 7, generation: 3 };
+    const PLACE: SlotGeneration = SlotGeneration { slot: 7, generation: 3 };
 
     fn sealers() -> [Sealer; 2] {
         [Sealer::aes(&[5; 32]), Sealer::Xxh3]
@@ -134,7 +145,9 @@ mod tests {
         for sealer in sealers() {
             let (page, mut sealed, mut back) = ([9; 4096], [0; 4096], [1; 4096]);
             let tag = sealer.seal(PLACE, &page, &mut sealed).unwrap();
-            for place in [Place { slot: 8, ..PLACE }, Place { generation: 4, ..PLACE }] {
+            let others =
+                [SlotGeneration { slot: 8, ..PLACE }, SlotGeneration { generation: 4, ..PLACE }];
+            for place in others {
                 assert!(!sealer.open(place, tag, &sealed, &mut back));
                 assert_eq!(back, [1; 4096]);
             }

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use ebb_sys::mapping::Mapping;
 
 use crate::number_set::NumberSet;
-use crate::sealer::{Place, Protection, Tag};
+use crate::sealer::{Protection, SlotGeneration, Tag};
 use crate::{CLUSTER_SLOTS, StoreError};
 
 /// The name of the file.
@@ -109,18 +109,18 @@ impl Seals {
     ///
     /// # Errors
     /// [`StoreError::Full`]: the slot was filled 2^48 times.
-    pub(crate) fn next(&self, slot: u64) -> Result<Place, StoreError> {
+    pub(crate) fn next(&self, slot: u64) -> Result<SlotGeneration, StoreError> {
         let [number, ..] = self.row(slot).ok_or(StoreError::NotInUse { slot })?;
         let generation = number.load(Acquire) + 1;
         if generation >= GENERATION_END {
             return Err(StoreError::Full);
         }
         number.store(generation, Release);
-        Ok(Place { slot, generation })
+        Ok(SlotGeneration { slot, generation })
     }
 
     /// Records the tag of the slot's present generation.
-    pub(crate) fn set(&self, place: Place, tag: Tag) {
+    pub(crate) fn set(&self, place: SlotGeneration, tag: Tag) {
         if let Some([_, low, high, _]) = self.row(place.slot) {
             low.store(tag[0], Relaxed);
             high.store(tag[1], Release);
@@ -128,11 +128,11 @@ impl Seals {
     }
 
     /// Returns the seal of a slot. `None`: it was never filled. Its cluster must be prepared.
-    pub(crate) fn get(&self, slot: u64) -> Option<(Place, Tag)> {
+    pub(crate) fn get(&self, slot: u64) -> Option<(SlotGeneration, Tag)> {
         let [generation, low, high, _] = self.row(slot)?;
         let tag = [low.load(Acquire), high.load(Acquire)];
         let generation = generation.load(Acquire);
-        (generation != 0).then_some((Place { slot, generation }, tag))
+        (generation != 0).then_some((SlotGeneration { slot, generation }, tag))
     }
 
     fn row(&self, slot: u64) -> Option<&[AtomicU64; ROW_WORDS]> {

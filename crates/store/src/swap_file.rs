@@ -8,12 +8,13 @@ use ebb_units::FRAME_BYTES;
 
 use crate::clusters::{CLUSTER_SLOTS, Clusters};
 use crate::page_buffer::{Pages, Pool};
-use crate::room::{Part, Promise, Quota, Room};
-use crate::sealer::{Place, Protection, Sealer, Tag};
+use crate::room::{Part, Promise, Quota, SharedRoom};
+use crate::sealer::{Protection, Sealer, SlotGeneration, Tag};
 use crate::seals::Seals;
 use crate::traffic::{Lane, Traffic};
 use crate::{
-    Disk, Loaded, MEMORY_SLOTS, Medium, Page, SavedBatch, Store, StoreError, Usage, key, medium,
+    Disk, Loaded, MEMORY_SLOTS, Medium, Page, SavedBatch, Store, StoreError, StoreUsage, key,
+    medium,
 };
 
 /// Pages to read at once where the reader's memory is not aligned.
@@ -73,14 +74,14 @@ impl<M: Medium> SwapFile<M> {
         };
         let clusters = Clusters::new(slot_count);
         let buffers = Pool::new(CLUSTER_SLOTS as usize);
-        let part = Part::new(&Room::new(Quota { floor_bytes: Some(0), ..Quota::default() }));
+        let part = Part::new(&SharedRoom::new(Quota { floor_bytes: Some(0), ..Quota::default() }));
         let lane = Lane::new(&Traffic::new());
         Ok(SwapFile { medium, clusters, seals, sealer, buffers, part, lane })
     }
 
     /// Limits it to a room that it shares with others. Until then it has no limit.
     #[must_use]
-    pub fn within(self, room: &Arc<Room>) -> SwapFile<M> {
+    pub fn within(self, room: &Arc<SharedRoom>) -> SwapFile<M> {
         SwapFile { part: Part::new(room), ..self }
     }
 
@@ -176,7 +177,7 @@ impl<M: Medium> SwapFile<M> {
     }
 
     /// Returns the seal of a slot that is in use.
-    fn seal_of(&self, slot: u64) -> Option<(Place, Tag)> {
+    fn seal_of(&self, slot: u64) -> Option<(SlotGeneration, Tag)> {
         self.clusters.is_taken(slot).then(|| self.seals.get(slot))?
     }
 
@@ -381,9 +382,9 @@ impl<M: Medium> Store for SwapFile<M> {
         self.lane.most_pages() as usize
     }
 
-    fn usage(&self) -> Usage {
+    fn usage(&self) -> StoreUsage {
         let (disk_slots, disk_slots_used) = (self.clusters.count(), self.clusters.used());
         let file_bytes = self.part.taken_bytes();
-        Usage { disk_slots, disk_slots_used, file_bytes, ..Usage::default() }
+        StoreUsage { disk_slots, disk_slots_used, file_bytes, ..StoreUsage::default() }
     }
 }

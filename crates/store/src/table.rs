@@ -206,26 +206,26 @@ fn name_of(words: [u64; NAME_WORDS]) -> String {
 
 /// Says where one swap file's slot is.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct TableSlot {
     table: Arc<Table>,
     /// `None`: each user gets a slot of its own.
     slot: Option<usize>,
 }
 
-impl Place {
+impl TableSlot {
     /// The slot that the table's owner gave.
-    pub fn given(table: &Arc<Table>, slot: usize) -> Place {
-        Place { table: Arc::clone(table), slot: Some(slot) }
+    pub fn given(table: &Arc<Table>, slot: usize) -> TableSlot {
+        TableSlot { table: Arc::clone(table), slot: Some(slot) }
     }
 
     /// A new table of this process, in which each user gets a slot.
-    pub(crate) fn any() -> Place {
-        Place { table: Table::own(), slot: None }
+    pub(crate) fn any() -> TableSlot {
+        TableSlot { table: Table::own(), slot: None }
     }
 
     /// The first slot of a new table of this process.
-    pub fn alone() -> Place {
-        Place { table: Table::own(), slot: Some(0) }
+    pub fn alone() -> TableSlot {
+        TableSlot { table: Table::own(), slot: Some(0) }
     }
 
     pub(crate) fn table(&self) -> &Table {
@@ -300,7 +300,7 @@ mod tests {
         let table = Table::own();
         let given = ["web", "db", "web", &long].map(|name| table.give(name));
         assert_eq!(given, [Some(0), Some(1), Some(0), Some(2)]);
-        Place::given(&table, 0).sit().set(Word::Taken, 7);
+        TableSlot::given(&table, 0).sit().set(Word::Taken, 7);
         assert_eq!(table.taken_bytes(), 7);
         table.take_back("web");
         table.take_back("nobody");
@@ -325,8 +325,8 @@ mod tests {
         file.set_len(TABLE_BYTES).unwrap();
         let [one, other] = [(); 2].map(|()| Table::over(&file).unwrap());
         let slot = one.give("web").unwrap();
-        Place::given(&one, slot).sit().add(Word::Taken, 5);
-        let seat = Place::given(&other, other.give("db").unwrap()).sit();
+        TableSlot::given(&one, slot).sit().add(Word::Taken, 5);
+        let seat = TableSlot::given(&other, other.give("db").unwrap()).sit();
         assert_eq!(seat.sum(Word::Taken), 5);
         assert!(seat.any_other(|word| word(Word::Taken) == 5));
         seat.subtract(Word::Taken, 1);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::CLUSTER_SLOTS;
-use crate::table::{Place, Seat, Word};
+use crate::table::{Seat, TableSlot, Word};
 
 /// Most reads in flight of one swap file while others are read.
 const READS_EACH: u64 = 2;
@@ -20,18 +20,18 @@ const LONGEST_MS: u64 = 10_000;
 /// The reads of all swap files on one disk.
 #[derive(Debug)]
 pub struct Traffic {
-    place: Place,
+    place: TableSlot,
     disk: u64,
 }
 
 impl Traffic {
     /// A disk that only swap files of this process share. None is on it yet.
     pub fn new() -> Arc<Traffic> {
-        Arc::new(Traffic { place: Place::any(), disk: 0 })
+        Arc::new(Traffic { place: TableSlot::any(), disk: 0 })
     }
 
     /// The disk with this device number, for one swap file. The table says what others read.
-    pub fn at(place: Place, disk: u64) -> Arc<Traffic> {
+    pub fn at(place: TableSlot, disk: u64) -> Arc<Traffic> {
         Arc::new(Traffic { place, disk })
     }
 }
@@ -193,7 +193,7 @@ mod tests {
     fn swap_files_of_another_disk_do_not_count() {
         let table = Table::own();
         let lane = |name: &str, disk| {
-            let place = Place::given(&table, table.give(name).unwrap());
+            let place = TableSlot::given(&table, table.give(name).unwrap());
             Lane::new(&Traffic::at(place, disk))
         };
         let (one, same, other) = (lane("one", 1), lane("same", 1), lane("other", 2));

@@ -67,7 +67,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::ladder::Kind;
+    use crate::ladder::TierKind;
 
     /// A tier that refuses the frames it is told to, and notes what comes.
     struct Shelf {
@@ -76,8 +76,8 @@ mod tests {
     }
 
     impl Tier for Shelf {
-        fn kind(&self) -> Kind {
-            Kind::Dram
+        fn kind(&self) -> TierKind {
+            TierKind::Dram
         }
 
         fn bring(&self, frames: &[Gfn]) -> Result<Vec<Outcome>, TierError> {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use ebb_units::Bytes;
 
-use crate::ladder::{Kind, Ladder};
+use crate::ladder::{Ladder, TierKind};
 
 /// Where Linux lists its NUMA nodes.
 const NODES: &str = "/sys/devices/system/node";
@@ -39,7 +39,7 @@ pub enum HostError {
     #[error("{tier}: {} is more than the {} that this host has there", Bytes(*bytes), Bytes(*has_bytes))]
     TooLarge {
         /// The tier.
-        tier: Kind,
+        tier: TierKind,
         /// The size asked for.
         bytes: u64,
         /// The size that the host has.
@@ -107,12 +107,12 @@ fn meminfo(table: &str, key: &str) -> u64 {
 pub fn check(ladder: &Ladder) -> Result<(), HostError> {
     let nodes = nodes().map_err(HostError::Nodes)?;
     ladder.rungs().iter().try_for_each(|rung| match &rung.kind {
-        Kind::Node(number) => has_node(&nodes, *number, rung.bytes),
-        Kind::Dram | Kind::Compressed => {
+        TierKind::Node(number) => has_node(&nodes, *number, rung.bytes),
+        TierKind::Dram | TierKind::Compressed => {
             let has_bytes = nodes.iter().map(|node| node.total_bytes).sum();
             enough(rung.kind.clone(), rung.bytes, has_bytes)
         }
-        Kind::File(path) => has_file(path, rung.bytes),
+        TierKind::File(path) => has_file(path, rung.bytes),
     })
 }
 
@@ -122,10 +122,10 @@ fn has_node(nodes: &[NodeMemory], number: u32, bytes: u64) -> Result<(), HostErr
         let names: Vec<String> = nodes.iter().map(|node| format!("node{}", node.number)).collect();
         HostError::NoNode { node: number, there: names.join(", ") }
     })?;
-    enough(Kind::Node(number), bytes, found.total_bytes)
+    enough(TierKind::Node(number), bytes, found.total_bytes)
 }
 
-fn enough(tier: Kind, bytes: u64, has_bytes: u64) -> Result<(), HostError> {
+fn enough(tier: TierKind, bytes: u64, has_bytes: u64) -> Result<(), HostError> {
     match bytes <= has_bytes {
         true => Ok(()),
         false => Err(HostError::TooLarge { tier, bytes, has_bytes }),

@@ -8,7 +8,7 @@ use ebb_units::{Bytes, FRAME_BYTES, HUGE_BYTES};
 
 /// A kind of memory.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub enum Kind {
+pub enum TierKind {
     /// Memory of any node of the host, as its kernel chooses.
     Dram,
     /// Memory of one NUMA node, by its number.
@@ -19,31 +19,31 @@ pub enum Kind {
     File(PathBuf),
 }
 
-impl Kind {
+impl TierKind {
     /// Whether a processor can read and write what is there. From other tiers, pages come back on a
     /// fault.
     pub fn is_addressable(&self) -> bool {
-        matches!(self, Kind::Dram | Kind::Node(_))
+        matches!(self, TierKind::Dram | TierKind::Node(_))
     }
 
     /// Tiers of different rank must be in the order of their ranks. Among tiers of one rank, the
     /// ladder's order says which is faster.
     fn rank(&self) -> u8 {
         match self {
-            Kind::Dram | Kind::Node(_) => 0,
-            Kind::Compressed => 1,
-            Kind::File(_) => 2,
+            TierKind::Dram | TierKind::Node(_) => 0,
+            TierKind::Compressed => 1,
+            TierKind::File(_) => 2,
         }
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for TierKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Kind::Dram => f.write_str("dram"),
-            Kind::Node(number) => write!(f, "node{number}"),
-            Kind::Compressed => f.write_str("compressed"),
-            Kind::File(path) => write!(f, "file={}", path.display()),
+            TierKind::Dram => f.write_str("dram"),
+            TierKind::Node(number) => write!(f, "node{number}"),
+            TierKind::Compressed => f.write_str("compressed"),
+            TierKind::File(path) => write!(f, "file={}", path.display()),
         }
     }
 }
@@ -52,7 +52,7 @@ impl fmt::Display for Kind {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rung {
     /// Its kind of memory.
-    pub kind: Kind,
+    pub kind: TierKind,
     /// Bytes of the VM's memory that it may hold. For compressed memory: bytes that the compressed
     /// pages may take.
     pub bytes: u64,
@@ -60,7 +60,7 @@ pub struct Rung {
 
 impl fmt::Display for Rung {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let between = if let Kind::File(_) = self.kind { ':' } else { '=' };
+        let between = if let TierKind::File(_) = self.kind { ':' } else { '=' };
         let (number, unit) = match self.bytes {
             bytes if bytes.is_multiple_of(1 << 30) => (bytes >> 30, "G"),
             bytes => (bytes >> 20, "M"),
@@ -189,16 +189,16 @@ fn rung(piece: &str) -> Result<Rung, LadderError> {
     let no_tier = || LadderError::NoTier(piece.into());
     let (name, value) = piece.trim().split_once('=').ok_or_else(no_tier)?;
     let (kind, size) = match name {
-        "dram" => (Kind::Dram, value),
-        "compressed" => (Kind::Compressed, value),
+        "dram" => (TierKind::Dram, value),
+        "compressed" => (TierKind::Compressed, value),
         "file" => {
             let (path, size) = value.rsplit_once(':').ok_or_else(no_tier)?;
             if !Path::new(path).is_absolute() {
                 return Err(LadderError::RelativePath(path.into()));
             }
-            (Kind::File(path.into()), size)
+            (TierKind::File(path.into()), size)
         }
-        _ => (Kind::Node(node(name).ok_or_else(no_tier)?), value),
+        _ => (TierKind::Node(node(name).ok_or_else(no_tier)?), value),
     };
     let bytes = size
         .parse::<Bytes>()
@@ -220,8 +220,9 @@ impl Ladder {
             let before = rungs.get(..index).unwrap_or_default();
             before.iter().try_for_each(|other| stands_behind(rung, other))?;
         }
-        let has = |wanted: fn(&Kind) -> bool| rungs.iter().any(|rung| wanted(&rung.kind));
-        if has(|kind| *kind == Kind::Compressed) && !has(|kind| matches!(kind, Kind::File(_))) {
+        let has = |wanted: fn(&TierKind) -> bool| rungs.iter().any(|rung| wanted(&rung.kind));
+        let has_file = has(|kind| matches!(kind, TierKind::File(_)));
+        if has(|kind| *kind == TierKind::Compressed) && !has_file {
             return Err(LadderError::NothingBehind);
         }
         Ok(Ladder { rungs })
@@ -235,28 +236,28 @@ impl Ladder {
     /// Bytes of a VM's memory that the tiers together hold. Compressed memory is a part of the tier
     /// before it (`docs/decisions/0014-*`) and does not count.
     pub fn bytes(&self) -> u64 {
-        self.sum(|kind| *kind != Kind::Compressed)
+        self.sum(|kind| *kind != TierKind::Compressed)
     }
 
     /// Bytes of it that a processor can address.
     pub fn addressable_bytes(&self) -> u64 {
-        self.sum(Kind::is_addressable)
+        self.sum(TierKind::is_addressable)
     }
 
     /// Bytes that compressed pages may take.
     pub fn compressed_bytes(&self) -> u64 {
-        self.sum(|kind| *kind == Kind::Compressed)
+        self.sum(|kind| *kind == TierKind::Compressed)
     }
 
     /// The path of the file, and the bytes that it holds.
     pub fn file(&self) -> Option<(&Path, u64)> {
         self.rungs.iter().find_map(|rung| match &rung.kind {
-            Kind::File(path) => Some((path.as_path(), rung.bytes)),
+            TierKind::File(path) => Some((path.as_path(), rung.bytes)),
             _ => None,
         })
     }
 
-    fn sum(&self, wanted: impl Fn(&Kind) -> bool) -> u64 {
+    fn sum(&self, wanted: impl Fn(&TierKind) -> bool) -> u64 {
         let rungs = self.rungs.iter().filter(|rung| wanted(&rung.kind));
         rungs.fold(0, |sum, rung| sum.saturating_add(rung.bytes))
     }
@@ -273,7 +274,7 @@ impl Ladder {
             if bytes == 0 {
                 return Err(LadderError::NothingFast { slow_bytes: tiers_bytes, memory_bytes });
             }
-            let dram = Rung { kind: Kind::Dram, bytes };
+            let dram = Rung { kind: TierKind::Dram, bytes };
             check_size(&dram)?;
             self.rungs.insert(0, dram);
             return Ok(self);
@@ -302,9 +303,11 @@ fn check_size(rung: &Rung) -> Result<(), LadderError> {
 fn stands_behind(rung: &Rung, before: &Rung) -> Result<(), LadderError> {
     let (kind, other) = (&rung.kind, &before.kind);
     match (kind, other) {
-        (Kind::File(_), Kind::File(_)) => Err(LadderError::Twice("file".into())),
+        (TierKind::File(_), TierKind::File(_)) => Err(LadderError::Twice("file".into())),
         _ if kind == other => Err(LadderError::Twice(kind.to_string())),
-        (Kind::Dram, Kind::Node(_)) | (Kind::Node(_), Kind::Dram) => Err(LadderError::DramAndNodes),
+        (TierKind::Dram, TierKind::Node(_)) | (TierKind::Node(_), TierKind::Dram) => {
+            Err(LadderError::DramAndNodes)
+        }
         _ if kind.rank() < other.rank() => {
             Err(LadderError::Order { faster: kind.to_string(), slower: other.to_string() })
         }

@@ -18,11 +18,11 @@ mod rate_limiter;
 mod tier;
 
 pub use exchange::{Exchanged, carry_out};
-pub use ladder::{Kind, Ladder, LadderError, Rung};
+pub use ladder::{Ladder, LadderError, Rung, TierKind};
 pub use mover::Mover;
 pub use node::{Node, Pages};
-pub use paged::{Home, Memory, Stored, home};
-pub use plan::{Heat, Move, Place, Plan, Rules, Step};
+pub use paged::{Home, MemoryTier, Stored, home};
+pub use plan::{Heat, Move, PagePlace, Plan, Rules, Step};
 pub use pool::{Limits, Need, Pool, PoolError};
 pub use rate_limiter::RateLimiter;
 pub use tier::{Outcome, Tally, Tier, TierError};

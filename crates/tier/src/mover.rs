@@ -11,7 +11,7 @@ use ebb_sys::process::Process;
 use ebb_units::{FRAME_BYTES, Hva};
 use rustix::io::Errno;
 
-use crate::ladder::Kind;
+use crate::ladder::TierKind;
 use crate::rate_limiter::RateLimiter;
 use crate::tier::{Outcome, TierError};
 
@@ -207,7 +207,7 @@ fn explain(error: io::Error, node: u32) -> TierError {
         Some(Errno::SRCH) => TierError::Gone,
         Some(Errno::PERM) => TierError::NotAllowed(error),
         Some(Errno::NODEV | Errno::ACCESS | Errno::NOSYS) => TierError::NoNode { node, error },
-        _ => TierError::Failed { tier: Kind::Node(node), error },
+        _ => TierError::Failed { tier: TierKind::Node(node), error },
     }
 }
 

@@ -9,7 +9,7 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn, HUGE_BYTES, Hva};
 use ebb_vm::Ram;
 use rustix::io::Errno;
 
-use crate::ladder::Kind;
+use crate::ladder::TierKind;
 use crate::mover::{self, Mover};
 use crate::tier::{Outcome, Tier, TierError};
 
@@ -150,8 +150,8 @@ fn together(one: Outcome, other: Outcome) -> Outcome {
 }
 
 impl Tier for Node {
-    fn kind(&self) -> Kind {
-        Kind::Node(self.number)
+    fn kind(&self) -> TierKind {
+        TierKind::Node(self.number)
     }
 
     fn bring(&self, frames: &[Gfn]) -> Result<Vec<Outcome>, TierError> {

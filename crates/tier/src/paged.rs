@@ -8,7 +8,7 @@ use ebb_pager::{Judge, Pager};
 use ebb_store::MEMORY_SLOTS;
 use ebb_units::{FrameRange, Gfn};
 
-use crate::ladder::Kind;
+use crate::ladder::TierKind;
 use crate::tier::{Outcome, Tier, TierError};
 
 /// Where a frame's content is.
@@ -35,20 +35,20 @@ pub fn home(pager: &Pager, gfn: Gfn) -> Option<Home> {
 
 /// The host's memory, as the tier to which pages come back. They also come back by themselves, at
 /// their next touch.
-pub struct Memory {
+pub struct MemoryTier {
     pager: Arc<Pager>,
 }
 
-impl Memory {
+impl MemoryTier {
     /// The memory of this pager's VM.
-    pub fn new(pager: Arc<Pager>) -> Memory {
-        Memory { pager }
+    pub fn new(pager: Arc<Pager>) -> MemoryTier {
+        MemoryTier { pager }
     }
 }
 
-impl Tier for Memory {
-    fn kind(&self) -> Kind {
-        Kind::Dram
+impl Tier for MemoryTier {
+    fn kind(&self) -> TierKind {
+        TierKind::Dram
     }
 
     fn bring(&self, frames: &[Gfn]) -> Result<Vec<Outcome>, TierError> {
@@ -59,7 +59,7 @@ impl Tier for Memory {
                 None => Outcome::Nothing,
                 Some(_) => {
                     let frame = FrameRange::new(gfn, 1);
-                    self.pager.devices().pin(frame, false).map_err(failed(Kind::Dram))?;
+                    self.pager.devices().pin(frame, false).map_err(failed(TierKind::Dram))?;
                     self.pager.devices().unpin(frame);
                     Outcome::Moved
                 }
@@ -74,20 +74,20 @@ impl Tier for Memory {
 /// the oldest there (`docs/decisions/0014-*`). Pages come back on a fault.
 pub struct Stored {
     pager: Arc<Pager>,
-    kind: Kind,
+    kind: TierKind,
     judge: Box<dyn Judge + Send + Sync>,
 }
 
 impl Stored {
     /// The store of this pager, reported as a tier of this kind. `judge` knows which frames need
     /// not be kept.
-    pub fn new(pager: Arc<Pager>, kind: Kind, judge: Box<dyn Judge + Send + Sync>) -> Stored {
+    pub fn new(pager: Arc<Pager>, kind: TierKind, judge: Box<dyn Judge + Send + Sync>) -> Stored {
         Stored { pager, kind, judge }
     }
 }
 
 impl Tier for Stored {
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> TierKind {
         self.kind.clone()
     }
 
@@ -114,6 +114,6 @@ impl Tier for Stored {
     }
 }
 
-fn failed(tier: Kind) -> impl FnOnce(io::Error) -> TierError {
+fn failed(tier: TierKind) -> impl FnOnce(io::Error) -> TierError {
     move |error| TierError::Failed { tier, error }
 }

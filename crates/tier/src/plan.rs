@@ -16,7 +16,7 @@ pub struct Heat {
 
 /// Where a page is now. A tier is named by its number on the ladder; 0 is the fastest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum PagePlace {
     /// In this tier.
     Tier(u8),
     /// In this tier, and in use by an I/O: it waits for the next plan.
@@ -92,7 +92,7 @@ impl Step {
 /// Works from the fastest tier down. If a tier holds too much, its coldest pages go to the next
 /// tier with room. Free room goes to the hottest pages from below. Then pages change places in
 /// pairs. The time is in proportion to the number of pages, for each tier.
-pub fn plan(order: &[Heat], place: impl FnMut(Gfn) -> Place, rules: &Rules) -> Plan {
+pub fn plan(order: &[Heat], place: impl FnMut(Gfn) -> PagePlace, rules: &Rules) -> Plan {
     let mut planner = Planner::new(order, place, rules);
     for tier in 0..planner.used_frames.len().saturating_sub(1) {
         planner.settle(tier as u8);
@@ -103,7 +103,7 @@ pub fn plan(order: &[Heat], place: impl FnMut(Gfn) -> Place, rules: &Rules) -> P
 struct Planner<'a> {
     order: &'a [Heat],
     /// The place of each page in `order`. A page that moves is nowhere from then on.
-    places: Vec<Place>,
+    places: Vec<PagePlace>,
     used_frames: Vec<u64>,
     rules: &'a Rules,
     left_frames: u64,
@@ -135,16 +135,18 @@ impl Candidate {
 type Found = [Option<(usize, Move)>; 2];
 
 impl<'a> Planner<'a> {
-    fn new(order: &'a [Heat], mut place: impl FnMut(Gfn) -> Place, rules: &'a Rules) -> Self {
+    fn new(order: &'a [Heat], mut place: impl FnMut(Gfn) -> PagePlace, rules: &'a Rules) -> Self {
         let mut used_frames = vec![0; rules.capacity_frames.len().min(256)];
         let known = |heat: &Heat| {
             let place = place(heat.gfn);
-            let (Place::Tier(tier) | Place::Busy(tier)) = place else { return place };
-            let Some(used) = used_frames.get_mut(usize::from(tier)) else { return Place::Nowhere };
+            let (PagePlace::Tier(tier) | PagePlace::Busy(tier)) = place else { return place };
+            let Some(used) = used_frames.get_mut(usize::from(tier)) else {
+                return PagePlace::Nowhere;
+            };
             *used += 1;
             place
         };
-        let places: Vec<Place> = order.iter().map(known).collect();
+        let places: Vec<PagePlace> = order.iter().map(known).collect();
         let (plan, left_frames) = (Plan::default(), rules.budget_frames);
         Planner { order, places, used_frames, rules, left_frames, plan }
     }
@@ -194,7 +196,7 @@ impl<'a> Planner<'a> {
         let Some(left) = self.left_frames.checked_sub(step.frames()) else { return false };
         self.left_frames = left;
         for (index, moved) in found.into_iter().flatten() {
-            self.places.get_mut(index).into_iter().for_each(|place| *place = Place::Nowhere);
+            self.places.get_mut(index).into_iter().for_each(|place| *place = PagePlace::Nowhere);
             self.count(moved.from, |used| used.saturating_sub(1));
             self.count(moved.to, |used| used + 1);
         }
@@ -228,11 +230,11 @@ impl<'a> Planner<'a> {
     fn look(&mut self, index: usize, wanted: impl Fn(u8) -> bool) -> Option<Candidate> {
         let place = self.places.get_mut(index)?;
         match *place {
-            Place::Tier(tier) if wanted(tier) => {
+            PagePlace::Tier(tier) if wanted(tier) => {
                 Some(Candidate { index, heat: *self.order.get(index)?, tier })
             }
-            Place::Busy(tier) if wanted(tier) => {
-                *place = Place::Nowhere;
+            PagePlace::Busy(tier) if wanted(tier) => {
+                *place = PagePlace::Nowhere;
                 self.plan.waiting_frames += 1;
                 None
             }

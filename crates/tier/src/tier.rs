@@ -5,12 +5,12 @@ use std::io;
 
 use ebb_units::Gfn;
 
-use crate::ladder::Kind;
+use crate::ladder::TierKind;
 
 /// A kind of memory, for the pages of one VM.
 pub trait Tier: Send + Sync {
     /// Its kind.
-    fn kind(&self) -> Kind;
+    fn kind(&self) -> TierKind;
 
     /// Brings these frames here, wherever they are. Returns what happened to each, in the same
     /// order. Frames may be touched meanwhile, and keep their content.
@@ -106,7 +106,7 @@ pub enum TierError {
     #[error("{tier}: {error}")]
     Failed {
         /// The tier that failed.
-        tier: Kind,
+        tier: TierKind,
         /// The error.
         #[source]
         error: io::Error,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ebb_sys::mapping::Mapping;
 use ebb_sys::process::Process;
 use ebb_sys::ram_file::RamFile;
-use ebb_tier::{Kind, Mover, Node, Outcome, Pages, RateLimiter, Tier, TierError, host};
+use ebb_tier::{Mover, Node, Outcome, Pages, RateLimiter, Tier, TierError, TierKind, host};
 use ebb_units::{Gfn, Gpa};
 use ebb_vm::ram::Backing;
 use ebb_vm::{Ram, Region};
@@ -42,7 +42,7 @@ fn pages_of_the_only_node_are_there_and_holes_are_not() {
     let (ram, _vmm) = ram();
     let process = Arc::new(Process::open(std::process::id() as i32).unwrap());
     let tier = node(first.number, &process, &ram);
-    assert_eq!(tier.kind(), Kind::Node(first.number));
+    assert_eq!(tier.kind(), TierKind::Node(first.number));
     let frames: Vec<Gfn> = (0..BYTES / 4096).rev().map(Gfn).collect();
     let outcomes = tier.bring(&frames).unwrap();
     for (gfn, outcome) in frames.iter().zip(&outcomes) {

@@ -2,22 +2,22 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use ebb_tier::plan::{Heat, Move, Place, Plan, Rules, Step, plan};
+use ebb_tier::plan::{Heat, Move, PagePlace, Plan, Rules, Step, plan};
 use ebb_units::Gfn;
 use proptest::prelude::*;
 
 /// The degrees and places of all pages, by frame number, and the rules.
 #[derive(Clone, Debug)]
 struct Case {
-    pages: Vec<(u32, Place)>,
+    pages: Vec<(u32, PagePlace)>,
     rules: Rules,
 }
 
-fn place(tiers: u8) -> impl Strategy<Value = Place> {
+fn place(tiers: u8) -> impl Strategy<Value = PagePlace> {
     prop_oneof![
-        8 => (0..tiers).prop_map(Place::Tier),
-        1 => (0..tiers).prop_map(Place::Busy),
-        1 => Just(Place::Nowhere),
+        8 => (0..tiers).prop_map(PagePlace::Tier),
+        1 => (0..tiers).prop_map(PagePlace::Busy),
+        1 => Just(PagePlace::Nowhere),
     ]
 }
 
@@ -40,7 +40,7 @@ fn case() -> impl Strategy<Value = Case> {
 
 /// The pages, coldest first. Pages of one degree are in order of address.
 fn order(case: &Case) -> Vec<Heat> {
-    let heat = |(gfn, (degree, _)): (u64, &(u32, Place))| Heat { gfn: Gfn(gfn), degree: *degree };
+    let heat = |(gfn, page): (u64, &(u32, PagePlace))| Heat { gfn: Gfn(gfn), degree: page.0 };
     let mut order: Vec<Heat> = (0..).zip(&case.pages).map(heat).collect();
     order.sort_by_key(|heat| heat.degree);
     order
@@ -50,8 +50,8 @@ fn planned(case: &Case) -> Plan {
     plan(&order(case), |gfn| case.pages[gfn.0 as usize].1, &case.rules)
 }
 
-fn used(places: &[Place], tier: u8) -> u64 {
-    let here = |place: &&Place| [Place::Tier(tier), Place::Busy(tier)].contains(place);
+fn used(places: &[PagePlace], tier: u8) -> u64 {
+    let here = |place: &&PagePlace| [PagePlace::Tier(tier), PagePlace::Busy(tier)].contains(place);
     places.iter().filter(here).count() as u64
 }
 
@@ -60,21 +60,21 @@ fn naive(case: &Case) -> Vec<Step> {
     let order = order(case);
     let capacity = &case.rules.capacity_frames;
     let margin = case.rules.margin_degrees.max(1);
-    let mut places: Vec<Place> = case.pages.iter().map(|(_, place)| *place).collect();
+    let mut places: Vec<PagePlace> = case.pages.iter().map(|(_, place)| *place).collect();
     let mut moved = HashSet::new();
     let (mut steps, mut left) = (Vec::new(), case.rules.budget_frames);
     for tier in 0..capacity.len() as u8 {
         loop {
             let free = |heat: &&Heat| !moved.contains(&heat.gfn);
             let place = |heat: &Heat| places[heat.gfn.0 as usize];
-            let cold = order.iter().filter(free).find(|heat| place(heat) == Place::Tier(tier));
-            let below = |heat: &&Heat| matches!(place(heat), Place::Tier(at) if at > tier);
+            let cold = order.iter().filter(free).find(|heat| place(heat) == PagePlace::Tier(tier));
+            let below = |heat: &&Heat| matches!(place(heat), PagePlace::Tier(at) if at > tier);
             let hot = order.iter().rev().filter(free).find(below);
             let (have, may) = (used(&places, tier), capacity[usize::from(tier)]);
             let room = (tier + 1..capacity.len() as u8)
                 .find(|&at| used(&places, at) < capacity[usize::from(at)]);
             let go = |heat: &Heat, to| match place(heat) {
-                Place::Tier(from) => Some(Move { gfn: heat.gfn, from, to }),
+                PagePlace::Tier(from) => Some(Move { gfn: heat.gfn, from, to }),
                 _ => None,
             };
             let step = match (cold, hot, room) {
@@ -83,7 +83,7 @@ fn naive(case: &Case) -> Vec<Step> {
                     Step { down: None, up: go(hot, tier) }
                 }
                 (Some(cold), Some(hot), _) if have >= may && hot.degree >= cold.degree + margin => {
-                    let Place::Tier(from) = place(hot) else { break };
+                    let PagePlace::Tier(from) = place(hot) else { break };
                     Step { down: go(cold, from), up: go(hot, tier) }
                 }
                 _ => break,
@@ -93,7 +93,7 @@ fn naive(case: &Case) -> Vec<Step> {
             }
             left -= step.frames();
             for gone in [step.down, step.up].into_iter().flatten() {
-                places[gone.gfn.0 as usize] = Place::Tier(gone.to);
+                places[gone.gfn.0 as usize] = PagePlace::Tier(gone.to);
                 moved.insert(gone.gfn);
             }
             steps.push(step);
@@ -109,8 +109,8 @@ fn carry_out(case: &mut Case, plan: &Plan) {
         for gone in [step.down, step.up].into_iter().flatten() {
             assert!(moved.insert(gone.gfn), "{:?} moves twice", gone.gfn);
             let place = &mut case.pages[gone.gfn.0 as usize].1;
-            assert_eq!(*place, Place::Tier(gone.from), "{gone:?}");
-            *place = Place::Tier(gone.to);
+            assert_eq!(*place, PagePlace::Tier(gone.from), "{gone:?}");
+            *place = PagePlace::Tier(gone.to);
         }
         if let Some(down) = step.down {
             assert!(down.to > down.from);
@@ -122,7 +122,7 @@ fn carry_out(case: &mut Case, plan: &Plan) {
 }
 
 fn usage(case: &Case) -> BTreeMap<u8, u64> {
-    let places: Vec<Place> = case.pages.iter().map(|(_, place)| *place).collect();
+    let places: Vec<PagePlace> = case.pages.iter().map(|(_, place)| *place).collect();
     let tiers = 0..case.rules.capacity_frames.len() as u8;
     tiers.map(|tier| (tier, used(&places, tier))).collect()
 }
@@ -160,7 +160,7 @@ proptest! {
         }
         let margin = case.rules.margin_degrees.max(1);
         let here = |tier| {
-            let pages = case.pages.iter().filter(move |(_, place)| *place == Place::Tier(tier));
+            let pages = case.pages.iter().filter(move |(_, place)| *place == PagePlace::Tier(tier));
             pages.map(|(degree, _)| *degree)
         };
         for tier in 0..case.rules.capacity_frames.len() as u8 {
@@ -176,8 +176,12 @@ proptest! {
 
 #[test]
 fn pages_in_use_wait() {
-    let pages =
-        vec![(0, Place::Busy(0)), (1, Place::Tier(0)), (8, Place::Tier(1)), (9, Place::Busy(1))];
+    let pages = vec![
+        (0, PagePlace::Busy(0)),
+        (1, PagePlace::Tier(0)),
+        (8, PagePlace::Tier(1)),
+        (9, PagePlace::Busy(1)),
+    ];
     let rules = Rules {
         capacity_frames: vec![2, 2],
         margin_degrees: 1,
@@ -192,7 +196,7 @@ fn pages_in_use_wait() {
 
 #[test]
 fn a_plan_that_the_budget_cuts_says_so() {
-    let pages = vec![(0, Place::Tier(0)), (9, Place::Tier(1))];
+    let pages = vec![(0, PagePlace::Tier(0)), (9, PagePlace::Tier(1))];
     let rules =
         Rules { capacity_frames: vec![1, 1], margin_degrees: 1, free_degrees: 1, budget_frames: 1 };
     let plan = planned(&Case { pages, rules });

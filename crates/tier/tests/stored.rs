@@ -10,7 +10,8 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use ebb_ledger::{Ledger, Tables};
 use ebb_pager::{
-    DigestKey, FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads,
+    DigestKey, FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, PagerParts,
+    RefillThreads,
 };
 use ebb_store::{Compressed, Disk, Medium, Protection, Store, SwapFile};
 use ebb_sys::mapping::Mapping;
@@ -18,7 +19,8 @@ use ebb_sys::process::Process;
 use ebb_sys::ram_file::RamFile;
 use ebb_sys::uffd::{Uffd, feature};
 use ebb_tier::{
-    Heat, Home, Kind, Memory, Outcome, Place, Rules, Stored, Tier, carry_out, home, plan,
+    Heat, Home, MemoryTier, Outcome, PagePlace, Rules, Stored, Tier, TierKind, carry_out, home,
+    plan,
 };
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
 use ebb_vm::ram::Backing;
@@ -71,7 +73,7 @@ impl Machine {
         let (devices, disk) = (Box::new(NoDevices), Box::new(NoDisk));
         let grain = Grain::Frame;
         let digest_key = Arc::new(DigestKey::random().unwrap());
-        let parts = Parts { ram, ledger, uffd, grain, devices, store, disk, digest_key };
+        let parts = PagerParts { ram, ledger, uffd, grain, devices, store, disk, digest_key };
         let (pager, _) = Pager::new(parts).unwrap();
         pager.frames().watch_all().unwrap();
         let pager = Arc::new(pager);
@@ -82,9 +84,10 @@ impl Machine {
         Some(Machine { pager, guest, _threads: (faults, refills), _run: run })
     }
 
-    fn tiers(&self, kind: Kind) -> (Memory, Stored) {
+    fn tiers(&self, kind: TierKind) -> (MemoryTier, Stored) {
         let judge = Box::new(NothingKnown);
-        (Memory::new(Arc::clone(&self.pager)), Stored::new(Arc::clone(&self.pager), kind, judge))
+        let memory = MemoryTier::new(Arc::clone(&self.pager));
+        (memory, Stored::new(Arc::clone(&self.pager), kind, judge))
     }
 
     /// Touches every word. Returns how many are wrong.
@@ -156,8 +159,8 @@ fn all() -> Vec<Gfn> {
 #[test]
 fn pages_go_to_a_file_and_come_back_by_plan_or_touch() {
     let Some(machine) = machine(with_file(FRAMES)) else { return };
-    let (memory, file) = machine.tiers(Kind::File("/swap".into()));
-    assert_eq!((memory.kind(), file.kind().is_addressable()), (Kind::Dram, false));
+    let (memory, file) = machine.tiers(TierKind::File("/swap".into()));
+    assert_eq!((memory.kind(), file.kind().is_addressable()), (TierKind::Dram, false));
     assert!(file.bring(&all()).unwrap().iter().all(|&outcome| outcome == Outcome::Moved));
     assert_eq!(machine.count(Home::Disk), FRAMES);
     assert!(machine.pager.ram().is_hole(FrameRange::new(Gfn(0), FRAMES)).unwrap());
@@ -178,7 +181,7 @@ fn what_shrinks_stays_in_memory_compressed() {
         Box::new(Compressed::open(run, BYTES, swap_file(run, FRAMES)).unwrap())
     };
     let Some(machine) = machine(store) else { return };
-    let (memory, stored) = machine.tiers(Kind::Compressed);
+    let (memory, stored) = machine.tiers(TierKind::Compressed);
     assert!(stored.bring(&all()).unwrap().iter().all(|&outcome| outcome == Outcome::Moved));
     assert_eq!(
         (machine.count(Home::Compressed), machine.count(Home::Disk)),
@@ -191,7 +194,7 @@ fn what_shrinks_stays_in_memory_compressed() {
 #[test]
 fn a_full_store_takes_no_more_and_loses_nothing() {
     let Some(machine) = machine(with_file(64)) else { return };
-    let (_, file) = machine.tiers(Kind::File("/swap".into()));
+    let (_, file) = machine.tiers(TierKind::File("/swap".into()));
     let outcomes = file.bring(&all()).unwrap();
     let count = |wanted| outcomes.iter().filter(|&&outcome| outcome == wanted).count() as u64;
     assert_eq!((count(Outcome::Moved), count(Outcome::NoRoom)), (64, FRAMES - 64));
@@ -209,7 +212,7 @@ fn a_tier_that_fails_loses_nothing() {
     }) else {
         return;
     };
-    let (memory, file) = machine.tiers(Kind::File("/swap".into()));
+    let (memory, file) = machine.tiers(TierKind::File("/swap".into()));
     let said = file.bring(&all()).unwrap_err().to_string();
     assert!(said.starts_with("file=/swap: ") && !said.contains('\n'), "{said}");
     assert_eq!((machine.count(Home::Memory), machine.wrong_words()), (FRAMES, 0));
@@ -225,7 +228,7 @@ fn a_tier_that_fails_loses_nothing() {
 #[test]
 fn pages_that_a_request_uses_wait() {
     let Some(machine) = machine(with_file(FRAMES)) else { return };
-    let (_, file) = machine.tiers(Kind::File("/swap".into()));
+    let (_, file) = machine.tiers(TierKind::File("/swap".into()));
     let used = FrameRange::new(Gfn(5), 2);
     machine.pager.devices().pin(used, false).unwrap();
     let frames: Vec<Gfn> = (4..8).map(Gfn).collect();
@@ -239,7 +242,7 @@ fn pages_that_a_request_uses_wait() {
 #[test]
 fn a_plan_leaves_the_hot_half_in_memory() {
     let Some(machine) = machine(with_file(FRAMES)) else { return };
-    let (memory, file) = machine.tiers(Kind::File("/swap".into()));
+    let (memory, file) = machine.tiers(TierKind::File("/swap".into()));
     let degree = |gfn: Gfn| (gfn.0 * 37 % 101) as u32;
     let mut order: Vec<Heat> =
         all().into_iter().map(|gfn| Heat { gfn, degree: degree(gfn) }).collect();
@@ -251,9 +254,9 @@ fn a_plan_leaves_the_hot_half_in_memory() {
     let rules =
         Rules { capacity_frames, margin_degrees: 1, free_degrees: 1, budget_frames: u64::MAX };
     let place = |gfn| match home(&machine.pager, gfn) {
-        Some(Home::Memory) => Place::Tier(0),
-        Some(_) => Place::Tier(1),
-        None => Place::Nowhere,
+        Some(Home::Memory) => PagePlace::Tier(0),
+        Some(_) => PagePlace::Tier(1),
+        None => PagePlace::Nowhere,
     };
     let first = plan::plan(&order, place, &rules);
     assert!(!first.steps.is_empty());

@@ -11,7 +11,7 @@ use std::thread::{self, JoinHandle};
 
 use ebb_vhost::socket::{SocketError, listen, tired};
 use ebb_vhost::{Dma, Parted};
-use ebb_virtio_mem::{Device, Memory, Options, Parts, Record, Saved};
+use ebb_virtio_mem::{Device, DeviceParts, Memory, Options, Record, Saved};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use thiserror::Error;
 
@@ -107,7 +107,7 @@ impl Backend {
         });
         let changed = signals.clone();
         let notify = Box::new(move || changed.raise(&changed.changed));
-        let parts = Parts { memory, record, notify };
+        let parts = DeviceParts { memory, record, notify };
         let device = Arc::new(Device::start(saved, options, parts)?);
         let gate = Arc::new(Gate::new(dma, device.guard().clone()));
         let access = Access { dma: gate, faults: Arc::default() };

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use driver::*;
 use ebb_vhost::{Access, AllResident, Dma, DmaFault, Segment};
-use ebb_virtio_mem::{Device, NotKept, Options, Parts, Saved};
+use ebb_virtio_mem::{Device, DeviceParts, NotKept, Options, Saved};
 use ebb_virtio_mem_user::solo::{Rings, Solo};
 
 struct Bench {
@@ -26,7 +26,7 @@ impl Bench {
 
     fn behind(rings: Rings, requested_blocks: u64, dma: Arc<dyn Dma>) -> Bench {
         let driver = Driver::new();
-        let parts = Parts {
+        let parts = DeviceParts {
             memory: Box::new(driver.vm.file_memory()),
             record: Box::new(NotKept),
             notify: Box::new(|| {}),

@@ -23,7 +23,7 @@ pub use error::{SizeError, StartError, Stopped};
 pub use options::Options;
 
 /// What a device works with.
-pub struct Parts {
+pub struct DeviceParts {
     /// Gives blocks their memory, and takes it.
     pub memory: Box<dyn Memory>,
     /// Keeps the device's state.
@@ -73,8 +73,8 @@ impl Device {
     ///
     /// # Errors
     /// The memory cannot be changed, or the state cannot be kept.
-    pub fn start(saved: Saved, options: Options, parts: Parts) -> Result<Device, StartError> {
-        let Parts { memory, record, notify } = parts;
+    pub fn start(saved: Saved, options: Options, parts: DeviceParts) -> Result<Device, StartError> {
+        let DeviceParts { memory, record, notify } = parts;
         let Saved { geometry, usable_bytes, requested_bytes, last, words } = saved;
         let guard = Arc::new(Guard::new(geometry));
         guard.blocks.load(&words).ok_or_else(|| Stopped("its state has other blocks".into()))?;

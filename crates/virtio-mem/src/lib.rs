@@ -26,7 +26,7 @@
 //!     block_bytes: 2 << 20,
 //!     node: Some(0),
 //! };
-//! let parts = Parts {
+//! let parts = DeviceParts {
 //!     memory: Box::new(Nothing), // or a `FileMemory`
 //!     record: Box::new(NotKept), // or a `StateFile`
 //!     notify: Box::new(|| { /* tell the driver: the configuration has changed */ }),
@@ -57,7 +57,7 @@ mod request;
 mod saved;
 
 pub use config::{CONFIG_BYTES, F_ACPI_PXM, F_UNPLUGGED_INACCESSIBLE, Sizes};
-pub use device::{Device, Options, Parts, SizeError, StartError, Stopped};
+pub use device::{Device, DeviceParts, Options, SizeError, StartError, Stopped};
 pub use geometry::{BLOCKS_MAX, Geometry, GeometryError};
 pub use guard::{Guard, Touch};
 pub use memory::{FileMemory, Memory};

@@ -14,7 +14,7 @@ use ebb_virtio_mem::*;
 
 fn device(path: &Path, memory: Box<dyn Memory>) -> Device {
     let (record, saved) = StateFile::open_or_create(path, GEOMETRY).unwrap();
-    let parts = Parts { memory, record: Box::new(record), notify: Box::new(|| {}) };
+    let parts = DeviceParts { memory, record: Box::new(record), notify: Box::new(|| {}) };
     Device::start(saved, OPTIONS, parts).unwrap()
 }
 

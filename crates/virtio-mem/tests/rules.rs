@@ -26,7 +26,7 @@ fn features_are_offered_as_the_host_says() {
     let host = Host::new();
     let features = |node, inaccessible| {
         let geometry = Geometry { node, ..GEOMETRY };
-        let parts = Parts {
+        let parts = DeviceParts {
             memory: Box::new(FileMemory::new(host.file.try_clone().unwrap(), 0, &geometry)),
             record: Box::new(NotKept),
             notify: Box::new(|| {}),
@@ -172,7 +172,7 @@ fn touches_are_judged() {
     assert_eq!(guard.violations(), 4);
     // A feature that was not offered has no effect.
     let host = Host::new();
-    let parts = Parts {
+    let parts = DeviceParts {
         memory: Box::new(FileMemory::new(host.file.try_clone().unwrap(), 0, &GEOMETRY)),
         record: Box::new(NotKept),
         notify: Box::new(|| {}),

@@ -10,7 +10,7 @@ use ebb_sys::confine::Child;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 
-use crate::launch::{Launch, Memory, Node};
+use crate::launch::{Launch, LaunchMemory, Node};
 
 /// Name of the directory, beside the VM's record, with the sockets that its QEMU connects to.
 const SOCKETS: &str = "sockets";
@@ -119,7 +119,7 @@ pub(crate) fn by_number(number: RawFd) -> PathBuf {
     format!("/proc/self/fd/{number}").into()
 }
 
-fn copy(memory: &Memory) -> io::Result<OwnedFd> {
+fn copy(memory: &LaunchMemory) -> io::Result<OwnedFd> {
     memory.file.as_fd().try_clone_to_owned()
 }
 

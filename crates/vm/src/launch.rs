@@ -63,7 +63,7 @@ impl Accelerator {
 }
 
 /// A file of RAM, made before QEMU starts.
-pub struct Memory {
+pub struct LaunchMemory {
     /// The file.
     pub file: RamFile,
     /// Its size in bytes.
@@ -73,9 +73,9 @@ pub struct Memory {
 /// A NUMA node of a VM to be started.
 pub struct Node {
     /// RAM that it begins with.
-    pub ram: Memory,
+    pub ram: LaunchMemory,
     /// Memory that can be plugged in addition, by virtio-mem.
-    pub growth: Option<Memory>,
+    pub growth: Option<LaunchMemory>,
 }
 
 /// A virtio-mem device that another process serves, by vhost-user.

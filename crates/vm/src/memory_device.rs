@@ -36,7 +36,7 @@ pub struct MemoryDevice {
 
 /// The memory that a VM has, by where it comes from.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Memory {
+pub struct MemoryReport {
     /// Bytes that the VM began with, DIMMs included.
     pub initial_bytes: u64,
     /// Bytes that the VM began with, by NUMA node. Without nodes, all are on node 0.
@@ -49,7 +49,7 @@ pub struct Memory {
 ///
 /// # Errors
 /// [`QmpError`].
-pub fn look(qmp: &mut Qmp) -> Result<Memory, QmpError> {
+pub fn look(qmp: &mut Qmp) -> Result<MemoryReport, QmpError> {
     let summary = qmp.execute("query-memory-size-summary", json!({}))?;
     let base = bytes(&summary, "base-memory").ok_or_else(|| unclear("base-memory"))?;
     let list = qmp.execute("query-memory-devices", json!({}))?;
@@ -68,7 +68,7 @@ pub fn look(qmp: &mut Qmp) -> Result<Memory, QmpError> {
     let initial_bytes = base + dimms.iter().map(|(_, bytes)| bytes).sum::<u64>();
     let node_bytes = parse_nodes(&qmp.human("info numa")?, &dimms);
     let node_bytes = if node_bytes.is_empty() { vec![initial_bytes] } else { node_bytes };
-    Ok(Memory { initial_bytes, node_bytes, devices })
+    Ok(MemoryReport { initial_bytes, node_bytes, devices })
 }
 
 /// Asks the guest to plug `bytes` of the device.

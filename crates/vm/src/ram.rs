@@ -18,7 +18,7 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, Hva};
 
 pub use backing::Backing;
 pub use puncher::Puncher;
-pub use region::{Place, Region};
+pub use region::{FilePlace, Region};
 
 /// All RAM of a VM.
 ///
@@ -137,10 +137,10 @@ impl Ram {
     }
 
     /// Where a guest-physical address lies. `None` if it is not in RAM.
-    pub fn place(&self, gpa: Gpa) -> Option<Place> {
+    pub fn place(&self, gpa: Gpa) -> Option<FilePlace> {
         let region = self.region_of(gpa.gfn())?;
         let into = gpa.0 - region.gpa.0;
-        Some(Place {
+        Some(FilePlace {
             hva: Hva(region.hva.0 + into),
             file: region.file,
             offset: region.offset + into,
@@ -149,7 +149,7 @@ impl Ram {
     }
 
     /// The place of a whole range. `None` if it is not in one region.
-    pub fn range(&self, frames: FrameRange) -> Option<Place> {
+    pub fn range(&self, frames: FrameRange) -> Option<FilePlace> {
         self.place(frames.start.gpa()).filter(|place| place.left_bytes >= frames.bytes())
     }
 

@@ -37,7 +37,7 @@ pub enum Reach {
 
 /// What reaches the memory other than through the VMM's address space, or why the memory must stay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum DeviceKind {
     /// A passed-through device.
     Vfio,
     /// A virtio device in hardware, or one by VDUSE.
@@ -60,107 +60,109 @@ pub enum Kind {
     Unknown,
 }
 
-impl Kind {
+impl DeviceKind {
     /// How much may be reclaimed or evicted despite it.
     pub fn reach(self) -> Reach {
         match self {
-            Kind::Vfio | Kind::Vdpa | Kind::Rdma | Kind::Confidential | Kind::SharedMigration => {
-                Reach::Nothing
-            }
-            Kind::VhostUser
-            | Kind::OtherProcess
-            | Kind::VhostScsi
-            | Kind::Udmabuf
-            | Kind::Unknown => Reach::FreeOnly,
+            DeviceKind::Vfio
+            | DeviceKind::Vdpa
+            | DeviceKind::Rdma
+            | DeviceKind::Confidential
+            | DeviceKind::SharedMigration => Reach::Nothing,
+            DeviceKind::VhostUser
+            | DeviceKind::OtherProcess
+            | DeviceKind::VhostScsi
+            | DeviceKind::Udmabuf
+            | DeviceKind::Unknown => Reach::FreeOnly,
         }
     }
 
     /// Why no more may be reclaimed or evicted.
     pub fn why(self) -> &'static str {
         match self {
-            Kind::Vfio | Kind::Vdpa => {
+            DeviceKind::Vfio | DeviceKind::Vdpa => {
                 "its DMA needs memory that stays where it is, and Ebb does not drive its IOMMU"
             }
-            Kind::Rdma => "it pins memory for the network card",
-            Kind::Confidential => "the host cannot read or move the memory of such a guest",
-            Kind::SharedMigration => "it hands the memory to a process that Ebb does not manage",
-            Kind::VhostUser | Kind::OtherProcess => {
+            DeviceKind::Rdma => "it pins memory for the network card",
+            DeviceKind::Confidential => "the host cannot read or move the memory of such a guest",
+            DeviceKind::SharedMigration => "it hands the memory to a process that Ebb does not manage",
+            DeviceKind::VhostUser | DeviceKind::OtherProcess => {
                 "it is served by another process, which would find zeros where memory in use was \
                  evicted"
             }
-            Kind::VhostScsi => "it pins memory in use while requests are under way",
-            Kind::Udmabuf => "it pins the memory in use that is shown",
-            Kind::Unknown => "it does not say which devices the VM has",
+            DeviceKind::VhostScsi => "it pins memory in use while requests are under way",
+            DeviceKind::Udmabuf => "it pins the memory in use that is shown",
+            DeviceKind::Unknown => "it does not say which devices the VM has",
         }
     }
 }
 
 /// Something that reaches the memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Device {
+pub struct ReachingDevice {
     /// Its name in QEMU or the kernel.
     pub name: String,
     /// What it is.
-    pub kind: Kind,
+    pub kind: DeviceKind,
 }
 
-impl Device {
-    fn new(name: &str, kind: Kind) -> Device {
+impl ReachingDevice {
+    fn new(name: &str, kind: DeviceKind) -> ReachingDevice {
         let shown = name.chars().take(NAME_MAX).map(|c| if c.is_control() { '?' } else { c });
-        Device { name: shown.collect(), kind }
+        ReachingDevice { name: shown.collect(), kind }
     }
 
     /// Stands for the unknown devices of a VMM that does not tell which it has.
-    pub fn unknown() -> Device {
-        Device::new("QEMU", Kind::Unknown)
+    pub fn unknown() -> ReachingDevice {
+        ReachingDevice::new("QEMU", DeviceKind::Unknown)
     }
 }
 
-impl fmt::Display for Device {
+impl fmt::Display for ReachingDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.name, self.kind.why())
     }
 }
 
 /// How much may be reclaimed or evicted despite all of these devices.
-pub fn reach(devices: &[Device]) -> Reach {
+pub fn reach(devices: &[ReachingDevice]) -> Reach {
     devices.iter().map(|device| device.kind.reach()).min().unwrap_or(Reach::Everything)
 }
 
 /// The device that allows the least to be reclaimed or evicted. `None` if there are no devices.
-pub fn narrowest(devices: &[Device]) -> Option<&Device> {
+pub fn narrowest(devices: &[ReachingDevice]) -> Option<&ReachingDevice> {
     devices.iter().min_by_key(|device| device.kind.reach())
 }
 
 /// Finds devices by the VMM's open descriptors, as `/proc/PID/fd` names them. Others reach memory
 /// through the VMM's address space (vhost-net, vhost-vsock) or not at all: `kvm-vfio` pins nothing,
 /// and QEMU keeps it open after the last such device is removed.
-pub fn of_descriptors<'a>(links: impl IntoIterator<Item = &'a str>) -> Vec<Device> {
-    let mut found: Vec<Device> = Vec::new();
+pub fn of_descriptors<'a>(links: impl IntoIterator<Item = &'a str>) -> Vec<ReachingDevice> {
+    let mut found: Vec<ReachingDevice> = Vec::new();
     for link in links {
         if let Some(kind) = of_descriptor(link)
             && found.iter().all(|device| device.kind != kind)
         {
-            found.push(Device::new(link, kind));
+            found.push(ReachingDevice::new(link, kind));
         }
     }
     found
 }
 
-fn of_descriptor(link: &str) -> Option<Kind> {
-    const PATHS: [(&str, Kind); 8] = [
-        ("/dev/vfio/", Kind::Vfio),
-        ("/dev/iommu", Kind::Vfio),
-        ("/dev/vhost-vdpa", Kind::Vdpa),
-        ("/dev/infiniband/", Kind::Rdma),
-        ("/dev/sev", Kind::Confidential),
-        ("/dev/vhost-scsi", Kind::VhostScsi),
-        ("/dev/udmabuf", Kind::Udmabuf),
-        ("anon_inode:[vfio-device]", Kind::Vfio),
+fn of_descriptor(link: &str) -> Option<DeviceKind> {
+    const PATHS: [(&str, DeviceKind); 8] = [
+        ("/dev/vfio/", DeviceKind::Vfio),
+        ("/dev/iommu", DeviceKind::Vfio),
+        ("/dev/vhost-vdpa", DeviceKind::Vdpa),
+        ("/dev/infiniband/", DeviceKind::Rdma),
+        ("/dev/sev", DeviceKind::Confidential),
+        ("/dev/vhost-scsi", DeviceKind::VhostScsi),
+        ("/dev/udmabuf", DeviceKind::Udmabuf),
+        ("anon_inode:[vfio-device]", DeviceKind::Vfio),
     ];
     let named = PATHS.iter().find(|(path, _)| link.starts_with(path)).map(|&(_, kind)| kind);
     let is_private = || link.contains("kvm-gmem") || link.contains("guest_memfd");
-    named.or_else(|| is_private().then_some(Kind::Confidential))
+    named.or_else(|| is_private().then_some(DeviceKind::Confidential))
 }
 
 /// End of a look that begins now, after which nothing is asked.

@@ -9,11 +9,11 @@ use rustix::io::Errno;
 
 use crate::dial::UnixSocket;
 use crate::qmp::{Qmp, QmpError};
-use crate::reach::{self, Device, Reach};
+use crate::reach::{self, Reach, ReachingDevice};
 
 /// Why a process cannot be managed.
 #[derive(Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum AttachRefusal {
     /// No process has this PID.
     #[error("there is no process {0}")]
     NoProcess(i32),
@@ -78,7 +78,7 @@ pub enum Refusal {
         /// The process's PID.
         pid: i32,
         /// The device that is in the way.
-        device: Device,
+        device: ReachingDevice,
     },
     /// Another process serves the faults.
     #[error("process {0} has a userfaultfd already: another pager, or another ebbd, uses it")]
@@ -88,17 +88,17 @@ pub enum Refusal {
 /// Opens a process that may be managed.
 ///
 /// # Errors
-/// [`Refusal`].
-pub fn open(pid: i32) -> Result<Process, Refusal> {
+/// [`AttachRefusal`].
+pub fn open(pid: i32) -> Result<Process, AttachRefusal> {
     let process = Process::open(pid).map_err(|source| match source.raw_os_error() {
-        Some(code) if code == Errno::SRCH.raw_os_error() => Refusal::NoProcess(pid),
-        _ => Refusal::NotPermitted { pid, source },
+        Some(code) if code == Errno::SRCH.raw_os_error() => AttachRefusal::NoProcess(pid),
+        _ => AttachRefusal::NotPermitted { pid, source },
     })?;
     let descriptors = process.descriptors();
-    let descriptors = descriptors.map_err(|source| Refusal::NotPermitted { pid, source })?;
+    let descriptors = descriptors.map_err(|source| AttachRefusal::NotPermitted { pid, source })?;
     may_be_held(pid, &reach::of_descriptors(descriptors.iter().map(|(_, link)| link.as_str())))?;
     match descriptors.iter().any(|(_, link)| link == "anon_inode:[userfaultfd]") {
-        true => Err(Refusal::OtherUserfaultfd(pid)),
+        true => Err(AttachRefusal::OtherUserfaultfd(pid)),
         false => Ok(process),
     }
 }
@@ -106,17 +106,17 @@ pub fn open(pid: i32) -> Result<Process, Refusal> {
 /// Checks that these devices leave some memory that may be reclaimed.
 ///
 /// # Errors
-/// [`Refusal::Device`], with the device that is in the way.
-pub fn may_be_held(pid: i32, devices: &[Device]) -> Result<(), Refusal> {
+/// [`AttachRefusal::Device`], with the device that is in the way.
+pub fn may_be_held(pid: i32, devices: &[ReachingDevice]) -> Result<(), AttachRefusal> {
     let in_the_way = reach::narrowest(devices).filter(|found| found.kind.reach() == Reach::Nothing);
-    in_the_way.map_or(Ok(()), |found| Err(Refusal::Device { pid, device: found.clone() }))
+    in_the_way.map_or(Ok(()), |found| Err(AttachRefusal::Device { pid, device: found.clone() }))
 }
 
 /// Connects to QEMU's QMP socket: the given one, or else the one that its command line names.
 ///
 /// # Errors
-/// [`Refusal`].
-pub fn connect(process: &Process, given: Option<&Path>) -> Result<(PathBuf, Qmp), Refusal> {
+/// [`AttachRefusal`].
+pub fn connect(process: &Process, given: Option<&Path>) -> Result<(PathBuf, Qmp), AttachRefusal> {
     let pid = process.pid();
     let words = process.command_line().unwrap_or_default();
     let path = match given {
@@ -126,10 +126,10 @@ pub fn connect(process: &Process, given: Option<&Path>) -> Result<(PathBuf, Qmp)
             let named = match qmp_of_command_line(&words) {
                 Some(Control::Path(path)) => Some(path.into()),
                 Some(Control::Inherited(number)) => socket_path(pid, number),
-                Some(Control::Tcp) => return Err(Refusal::Tcp(pid)),
+                Some(Control::Tcp) => return Err(AttachRefusal::Tcp(pid)),
                 None => None,
             };
-            let named = named.ok_or(Refusal::NoQmp { pid, command })?;
+            let named = named.ok_or(AttachRefusal::NoQmp { pid, command })?;
             // A relative path begins where QEMU was started.
             Path::new(&format!("/proc/{pid}/cwd")).join(named)
         }
@@ -137,18 +137,18 @@ pub fn connect(process: &Process, given: Option<&Path>) -> Result<(PathBuf, Qmp)
     let qmp = Qmp::connect(&path);
     let qmp = qmp.map_err(|source| refused(pid, path.clone(), source))?;
     match qmp.peer_pid() {
-        Ok(owner) if owner != pid => Err(Refusal::OtherQmp { path, owner, pid }),
+        Ok(owner) if owner != pid => Err(AttachRefusal::OtherQmp { path, owner, pid }),
         _ => Ok((path, qmp)),
     }
 }
 
 /// Why a socket cannot be used. For libvirt's own socket, the refusal tells what libvirt offers
 /// instead.
-fn refused(pid: i32, path: PathBuf, source: QmpError) -> Refusal {
+fn refused(pid: i32, path: PathBuf, source: QmpError) -> AttachRefusal {
     let is_libvirts = path.components().any(|part| part.as_os_str() == "libvirt");
     match source {
-        QmpError::Taken if is_libvirts => Refusal::Libvirt { path, pid },
-        source => Refusal::Qmp { path, source },
+        QmpError::Taken if is_libvirts => AttachRefusal::Libvirt { path, pid },
+        source => AttachRefusal::Qmp { path, source },
     }
 }
 
@@ -253,7 +253,7 @@ mod tests {
                 assert_eq!(found, Some(Control::Path("/run/q.sock".into())), "{line} {more}");
             }
         }
-        assert!(Refusal::Tcp(7).to_string().contains("needs a UNIX socket"));
+        assert!(AttachRefusal::Tcp(7).to_string().contains("needs a UNIX socket"));
     }
 
     #[test]

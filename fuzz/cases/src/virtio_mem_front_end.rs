@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use ebb_units::Gpa;
 use ebb_vhost::AllResident;
-use ebb_virtio_mem::{Device, FileMemory, Geometry, NotKept, Options, Parts, Saved};
+use ebb_virtio_mem::{Device, DeviceParts, FileMemory, Geometry, NotKept, Options, Saved};
 use ebb_virtio_mem_user::solo::converse;
 
 use crate::vhost_user::{Memory, say};
@@ -70,7 +70,7 @@ fn device(region: &File) -> Device {
         node: Some(1),
     };
     let file = region.try_clone().expect("a descriptor");
-    let parts = Parts {
+    let parts = DeviceParts {
         memory: Box::new(FileMemory::new(file, 0, &geometry)),
         record: Box::new(NotKept),
         notify: Box::new(|| {}),

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use ebb_units::{FrameRange, Gpa};
 use ebb_virtio_mem::{
-    Device, Geometry, Memory, Options, Parts, REQUEST_BYTES, Record, Saved, Sizes, Touch,
+    Device, DeviceParts, Geometry, Memory, Options, REQUEST_BYTES, Record, Saved, Sizes, Touch,
 };
 
 const BLOCK: u64 = 8192;
@@ -70,7 +70,7 @@ impl Record for Shared {
 
 fn start(host: &Shared, flags: u8) -> Device {
     host.0.lock().expect("no thread has died").refuses = [false; 2];
-    let parts = Parts {
+    let parts = DeviceParts {
         memory: Box::new(host.clone()),
         record: Box::new(host.clone()),
         notify: Box::new(|| {}),

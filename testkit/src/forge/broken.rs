@@ -3,7 +3,7 @@
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ebb_inspect::{Block, Guest, GuestMemory, Request, Snapshot, Untrusted};
+use ebb_inspect::{BuddyBlock, Guest, GuestMemory, Request, Snapshot, Untrusted};
 use ebb_units::{Gfn, Gpa};
 
 use super::{FRAMES, Forge, IMAGE, MEMMAP, NODE, NOTE, ROOT, SECTIONS};
@@ -39,7 +39,7 @@ pub fn use_it(mem: &dyn GuestMemory, mut guest: Guest) -> Result<(), Untrusted> 
     guest.victims(mem, request, &mut blocks);
     assert!(blocks.len() as u64 <= FRAMES);
     guest.memmap().free_blocks(mem, guest.layout(), 0, |head, order| {
-        blocks.push(Block { head, order });
+        blocks.push(BuddyBlock { head, order });
     });
     let mut look = guest.look(mem);
     for block in blocks {

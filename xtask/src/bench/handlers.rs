@@ -12,7 +12,8 @@ use std::time::Instant;
 use anyhow::Context;
 use ebb_ledger::{Ledger, Tables};
 use ebb_pager::{
-    Committed, DigestKey, FaultThread, Grain, Latency, NoDevices, NoDisk, Pager, Parts, Restored,
+    Committed, DigestKey, FaultThread, Grain, Latency, NoDevices, NoDisk, Pager, PagerParts,
+    Restored,
 };
 use ebb_store::{Protection, SwapFile};
 use ebb_sys::mapping::Mapping;
@@ -91,7 +92,7 @@ impl Ebb {
             Ledger::create(&directory.path().join("ledger"), ram.end(), Tables::WhenSplit)?;
         let (run, slots) = (directory.path(), bytes / FRAME_BYTES);
         let store = SwapFile::open(&run.join("swap"), run, slots, Protection::Encrypted)?;
-        let (pager, restored) = Pager::new(Parts {
+        let (pager, restored) = Pager::new(PagerParts {
             ram: Arc::new(ram),
             ledger,
             uffd,

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use ebb_ledger::{Ledger, Tables};
 use ebb_pager::{
-    DigestKey, FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts, RefillThreads,
+    DigestKey, FaultThread, Grain, NoDevices, NoDisk, NothingKnown, Pager, PagerParts,
+    RefillThreads,
 };
 use ebb_store::{Disk, Medium, Protection, SwapFile, Traffic};
 use ebb_sys::mapping::Mapping;
@@ -133,7 +134,7 @@ impl Vm {
             Some(traffic) => store.among(traffic),
             None => store,
         };
-        let (pager, _) = Pager::new(Parts {
+        let (pager, _) = Pager::new(PagerParts {
             ram: Arc::new(ram),
             ledger,
             uffd,

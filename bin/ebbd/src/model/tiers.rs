@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use ebb_tier::{Kind, Ladder};
+use ebb_tier::{Ladder, TierKind};
 use serde::{Deserialize, Serialize};
 
 /// The tiers of a VM, as they are on record.
@@ -32,5 +32,5 @@ impl Tiers {
 
 /// Whether some of these tiers are NUMA nodes.
 pub fn has_nodes(ladder: &Ladder) -> bool {
-    ladder.rungs().iter().any(|rung| matches!(rung.kind, Kind::Node(_)))
+    ladder.rungs().iter().any(|rung| matches!(rung.kind, TierKind::Node(_)))
 }

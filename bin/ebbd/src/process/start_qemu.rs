@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use ebb_api::{Backing, RunRequest};
 use ebb_sys::process::Process;
 use ebb_sys::ram_file::RamFile;
-use ebb_vm::launch::{Launch, Memory, Node};
+use ebb_vm::launch::{Launch, LaunchMemory, Node};
 use ebb_vm::{Qmp, Ram, layout};
 
 use crate::helpers::console;
@@ -138,7 +138,7 @@ fn nodes(request: &RunRequest, backing: Backing) -> io::Result<Vec<Node>> {
             Backing::Hugetlb => RamFile::create_hugetlb(name, bytes),
             _ => RamFile::create(name, bytes),
         };
-        file.map(|file| Memory { file, bytes })
+        file.map(|file| LaunchMemory { file, bytes })
     };
     let growth_bytes = request.max_bytes() - request.memory_bytes;
     let node = |_| {

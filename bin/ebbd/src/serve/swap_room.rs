@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use clap::Args;
 use ebb_api::advice;
-use ebb_store::{Place, Quota, Room, SwapFile, TABLE_BYTES, Table, Traffic};
+use ebb_store::{Quota, SharedRoom, SwapFile, TABLE_BYTES, Table, TableSlot, Traffic};
 use ebb_units::Bytes;
 
 use crate::model::swap_rule::{SwapQuota, WhenFull};
@@ -45,8 +45,8 @@ impl SwapRoom {
 
 /// What this process's swap file shares with others.
 struct SharedSwap {
-    place: Place,
-    room: Arc<Room>,
+    place: TableSlot,
+    room: Arc<SharedRoom>,
 }
 
 /// One for each process, which has one swap file.
@@ -62,17 +62,17 @@ pub fn begin(quota: SwapQuota, run_dir: &Path, slot: Option<usize>) {
         }
     });
     let place = match (table, slot) {
-        (Some(table), Some(slot)) => Place::given(&table, slot),
-        _ => Place::alone(),
+        (Some(table), Some(slot)) => TableSlot::given(&table, slot),
+        _ => TableSlot::alone(),
     };
     // Called once in a process.
-    let _ = SHARED.set(SharedSwap { room: Room::at(of(quota), place.clone()), place });
+    let _ = SHARED.set(SharedSwap { room: SharedRoom::at(of(quota), place.clone()), place });
 }
 
 fn shared() -> &'static SharedSwap {
     SHARED.get_or_init(|| {
-        let place = Place::alone();
-        SharedSwap { room: Room::at(Quota::default(), place.clone()), place }
+        let place = TableSlot::alone();
+        SharedSwap { room: SharedRoom::at(Quota::default(), place.clone()), place }
     })
 }
 

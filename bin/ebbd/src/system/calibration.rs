@@ -14,7 +14,7 @@ use ebb_heat::Weights;
 use ebb_store::{Compressed, PageBuffer, Protection, Store, SwapFile};
 use ebb_sys::process::Process;
 use ebb_tier::host::NodeMemory;
-use ebb_tier::{Kind, Mover};
+use ebb_tier::{Mover, TierKind};
 use ebb_units::{FRAME_BYTES, Hva};
 
 use crate::model::api_error::{Answer, failed, not_allowed, unsaved};
@@ -93,7 +93,7 @@ impl Calibrated {
     pub fn node_weights(&self, [fastest, slowest]: [u32; 2]) -> Weights {
         let Some(last) = self.last() else { return Weights::EVEN };
         let speed = |number| {
-            let name = Kind::Node(number).to_string();
+            let name = TierKind::Node(number).to_string();
             last.tiers.iter().find(|tier| tier.tier == name)
         };
         let (Some(fast), Some(slow)) = (speed(fastest), speed(slowest)) else {
@@ -219,7 +219,7 @@ fn on_node(node: u32, count: usize) -> io::Result<TierSpeed> {
     if there < count / 10 * 9 {
         return Err(io::Error::other(format!("of {count} pages {there} found room")));
     }
-    Ok(memory(&Kind::Node(node).to_string(), buffer.pages_mut()))
+    Ok(memory(&TierKind::Node(node).to_string(), buffer.pages_mut()))
 }
 
 /// Speed of memory, page by page.

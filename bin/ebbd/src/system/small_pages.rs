@@ -65,8 +65,8 @@ fn mapped(process: &Process, ram: &Ram) -> io::Result<Vec<(Vma, usize)>> {
 /// one by one.
 ///
 /// # Errors
-/// Those of [`injector::no_huge_pages`] and [`ebb_pager::Folios::break_up`]; the huge frames before
-/// the failed one are broken up. `WouldBlock`: khugepaged may be making a large folio there.
+/// Those of [`injector::no_huge_pages`] and [`ebb_pager::FolioMap::break_up`]; the huge frames
+/// before the failed one are broken up. `WouldBlock`: khugepaged may be making a large folio there.
 pub fn break_up(process: &Process, pager: &Pager, huge_frames: &[HugeFrame]) -> io::Result<()> {
     let mut parts: Vec<_> =
         huge_frames.iter().filter_map(|huge| pager.ram().advised(*huge)).collect();

@@ -13,7 +13,7 @@ use ebb_vm::{Qmp, Ram};
 use rustix::io::Errno;
 
 use super::context::mailbox::Command;
-use super::context::{Parts, VmContext};
+use super::context::{ContextParts, VmContext};
 use super::detach;
 use super::devices::unplugged;
 use super::make_pager::{self, Made};
@@ -58,7 +58,7 @@ pub fn attach(
     small_pages::mind(&pager, &process, &record);
     make_pager::forget_with(&pager, Arc::clone(&disks.shared), &growth);
     let qmp = Some(qmp);
-    let parts = Parts { process, pager, restored, qmp, record, directory, disks, growth };
+    let parts = ContextParts { process, pager, restored, qmp, record, directory, disks, growth };
     Ok(VmContext::new(parts))
 }
 

@@ -78,7 +78,7 @@ pub struct VmContext {
 }
 
 /// What a context is made of.
-pub struct Parts<'a> {
+pub struct ContextParts<'a> {
     /// See [`VmContext::process`].
     pub process: Process,
     /// See [`VmContext::pager`].
@@ -100,8 +100,17 @@ pub struct Parts<'a> {
 impl VmContext {
     /// Returns a context that knows nothing of its guest and devices and serves no faults yet, and
     /// the receiver of the worker's commands.
-    pub fn new(parts: Parts<'_>) -> (VmContext, Receiver<Command>) {
-        let Parts { process, pager, restored, qmp, record, directory, disks, growth } = parts;
+    pub fn new(parts: ContextParts<'_>) -> (VmContext, Receiver<Command>) {
+        let ContextParts {
+            process,
+            pager,
+            restored,
+            qmp,
+            record,
+            directory,
+            disks,
+            growth,
+        } = parts;
         let (mailbox, commands) = Mailbox::new();
         let guest = KnownGuest::new(record.start_ticks);
         let context = VmContext {

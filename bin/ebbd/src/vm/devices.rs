@@ -15,7 +15,7 @@ use ebb_api::{MayTake, ReachStatus, ReachingDevice};
 use ebb_sys::process::Process;
 use ebb_units::Bytes;
 use ebb_vm::layout::Added;
-use ebb_vm::reach::{self, Device, Kind, Reach};
+use ebb_vm::reach::{self, DeviceKind, Reach, ReachingDevice};
 use ebb_vm::{Qmp, launch, takeover};
 
 use self::unplugged::Unplugged;
@@ -77,7 +77,7 @@ pub struct Narrowed {
     /// What the devices leave.
     pub reach: Reach,
     /// The device that leaves least.
-    device: Device,
+    device: ReachingDevice,
     began: Instant,
 }
 
@@ -145,7 +145,9 @@ impl Devices {
         for device in after.iter().filter(|device| !before.contains(device)) {
             tracing::warn!("{name}: {} because of {device}", left(device));
         }
-        let is_gone = |device: &&Device| !after.contains(device) && device.kind != Kind::Unknown;
+        let is_gone = |device: &&ReachingDevice| {
+            !after.contains(device) && device.kind != DeviceKind::Unknown
+        };
         for device in before.iter().filter(is_gone) {
             tracing::info!("{name}: {} no longer restricts Ebb", device.name);
         }
@@ -206,7 +208,7 @@ impl Devices {
         cx.pager.room().set_marks(u64::MAX, u64::MAX);
         cx.pager.room().halt_above(u64::MAX);
         match device.kind {
-            Kind::SharedMigration => cancel_migration(cx),
+            DeviceKind::SharedMigration => cancel_migration(cx),
             _ => pause_guest(cx),
         }
         Some(Narrowed { reach, device, began })
@@ -305,7 +307,7 @@ impl Devices {
 ///
 /// # Errors
 /// The VMM does not tell, or nothing may be reclaimed beside its devices: why.
-pub fn of_new(process: &Process, qmp: &mut Qmp, own: &[String]) -> Answer<Vec<Device>> {
+pub fn of_new(process: &Process, qmp: &mut Qmp, own: &[String]) -> Answer<Vec<ReachingDevice>> {
     let links = process.descriptors().map_err(failed("QEMU's descriptors"))?;
     let mut found = reach::of_descriptors(links.iter().map(|(_, link)| link.as_str()));
     let end = reach::end_of_look();
@@ -355,7 +357,7 @@ fn cancel_migration(cx: &mut VmContext) {
 }
 
 /// Returns in words what may be reclaimed or evicted beside the device.
-fn left(device: &Device) -> &'static str {
+fn left(device: &ReachingDevice) -> &'static str {
     match device.kind.reach() {
         Reach::Nothing => "nothing is reclaimed or evicted",
         Reach::FreeOnly => "only free memory is reclaimed",

@@ -8,7 +8,7 @@ use std::sync::mpsc::Receiver;
 
 use ebb_api::Backing;
 use ebb_ledger::{Ledger, LedgerError, Tables};
-use ebb_pager::{Digests, Grain, Pager, Parts, Restored};
+use ebb_pager::{Digests, Grain, Pager, PagerParts, Restored};
 use ebb_store::{Compressed, Protection, Store, StoreError, SwapFile};
 use ebb_sys::uffd::{Uffd, feature};
 use ebb_units::FRAME_BYTES;
@@ -97,7 +97,7 @@ pub fn pager(
     let ram = Arc::new(ram);
     let devices = failpoint::devices(shared.devices(&ram), &record.name);
     let digests = digests(&ram, record, directory)?;
-    let (pager, restored) = Pager::new(Parts {
+    let (pager, restored) = Pager::new(PagerParts {
         ram,
         ledger,
         uffd,

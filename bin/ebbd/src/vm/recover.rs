@@ -16,7 +16,7 @@ use ebb_vm::Ram;
 use ebb_vm::layout::{self, KnownRegion};
 
 use super::context::mailbox::Command;
-use super::context::{LEAVING, Parts, VmContext};
+use super::context::{ContextParts, LEAVING, VmContext};
 use super::detach::{has_userfaultfd, part};
 use super::devices::unplugged;
 use super::make_pager::{self, Made};
@@ -121,7 +121,16 @@ fn recover_process(
     growth.hold(&pager, false)?;
     make_pager::forget_with(&pager, shared, &growth);
     let qmp = None;
-    Ok(VmContext::new(Parts { process, pager, restored, qmp, record, directory, disks, growth }))
+    Ok(VmContext::new(ContextParts {
+        process,
+        pager,
+        restored,
+        qmp,
+        record,
+        directory,
+        disks,
+        growth,
+    }))
 }
 
 /// Makes a pager where no userfaultfd was made yet: no content of the VM can be evicted.

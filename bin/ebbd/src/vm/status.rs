@@ -8,9 +8,9 @@ use ebb_api::{
     Backing, FaultCounts, FaultTimes, GuestStatus, LimitStatus, Mode, State as ApiState, VmStatus,
     advice,
 };
-use ebb_inspect::{Counts, Guest};
+use ebb_inspect::{FrameCounts, Guest};
 use ebb_pager::Pager;
-use ebb_store::Usage;
+use ebb_store::StoreUsage;
 use ebb_units::{Bytes, FRAME_BYTES};
 
 use super::context::LEAVING;
@@ -152,7 +152,7 @@ pub fn limit(knowing: &Knowing<'_>) -> LimitStatus {
 }
 
 /// Returns by what factor compression shrinks pages, to a hundredth.
-fn ratio(usage: Usage) -> Option<f64> {
+fn ratio(usage: StoreUsage) -> Option<f64> {
     let pages_bytes = usage.compressed_pages * FRAME_BYTES;
     let hundredths = (pages_bytes * 100).checked_div(usage.memory_bytes)?;
     Some(hundredths as f64 / 100.0)
@@ -174,7 +174,7 @@ fn guest(guest: Result<&Guest, &str>, pager: &Pager, counts: bool) -> GuestStatu
     }
 }
 
-fn counted(known: GuestStatus, counts: &Counts) -> GuestStatus {
+fn counted(known: GuestStatus, counts: &FrameCounts) -> GuestStatus {
     let bytes = |frames: u64| Some(frames * FRAME_BYTES);
     GuestStatus {
         free_blocks: counts.free_blocks.first_chunk().copied(),

@@ -9,7 +9,7 @@ use ebb_ledger::Content;
 use ebb_units::{FrameRange, Gfn, HugeFrame};
 
 use crate::fault::installer::Installer;
-use crate::folios::{Folios, Grain};
+use crate::folios::{FolioMap, Grain};
 use crate::frames::Frames;
 use crate::frames::words::{ATTEMPTS, SOON_ATTEMPTS, Served, again_for};
 use crate::residency::Residency;
@@ -19,7 +19,7 @@ use crate::support::counters::add;
 /// Pins one VM's frames for devices.
 pub struct DeviceAccess {
     frames: Arc<Frames>,
-    folios: Arc<Folios>,
+    folios: Arc<FolioMap>,
     residency: Arc<Residency>,
     installer: Arc<Installer>,
 }
@@ -27,7 +27,7 @@ pub struct DeviceAccess {
 impl DeviceAccess {
     pub(crate) fn new(
         frames: &Arc<Frames>,
-        folios: &Arc<Folios>,
+        folios: &Arc<FolioMap>,
         residency: &Arc<Residency>,
         installer: &Arc<Installer>,
     ) -> DeviceAccess {

@@ -19,8 +19,8 @@ const BATCH_FRAMES: usize = 512;
 
 impl Evictor {
     /// Evicts those of `frames`, which are in order, that are resident. Where frames are not
-    /// evicted one by one ([`crate::Folios::grain_of`]) only whole huge frames are: punching a part
-    /// of a large folio may zero it in place, and the guest would read the zeros.
+    /// evicted one by one ([`crate::FolioMap::grain_of`]) only whole huge frames are: punching a
+    /// part of a large folio may zero it in place, and the guest would read the zeros.
     ///
     /// The pager must watch all of RAM ([`crate::Frames::watch_all`]).
     ///

@@ -13,7 +13,7 @@ use crate::evict::evicted::{Evicted, runs};
 use crate::evict::spare::Buffers;
 use crate::evict::{Evictor, Held, Piece};
 use crate::residency::judge::Judge;
-use crate::residency::place::{Found, Place};
+use crate::residency::place::{ContentPlace, Found};
 
 /// Number of frames that are read and looked at together: a processor's own cache holds as many.
 const CACHED_FRAMES: usize = 64;
@@ -173,7 +173,7 @@ impl Evictor {
         for ((at, digest), slot) in rest.into_iter().zip(batch.slots) {
             let Some(slot) = slot else { continue };
             self.residency.owners().set(slot, piece[at].gfn);
-            found[at] = Ok(Place { digest, ..Place::of(Content::Saved { slot }) });
+            found[at] = Ok(ContentPlace { digest, ..ContentPlace::of(Content::Saved { slot }) });
         }
         batch.error.map_or(Ok(()), |error| Err(error.into()))
     }
@@ -185,7 +185,7 @@ impl Evictor {
         frames.iter().for_each(|&gfn| self.residency.dead().went(gfn, in_use.next() == Some(true)));
     }
 
-    fn take_back(&self, gone: Vec<(Held<'_>, Place)>) {
+    fn take_back(&self, gone: Vec<(Held<'_>, ContentPlace)>) {
         for (held, place) in gone {
             let gfn = held.gfn;
             self.open_all([held]);
@@ -195,7 +195,7 @@ impl Evictor {
 
     fn punch_gone<'p>(
         &self,
-        mut gone: Vec<(Held<'_>, Place)>,
+        mut gone: Vec<(Held<'_>, ContentPlace)>,
         page_of: impl Fn(Gfn) -> Option<&'p Page>,
         evicted: &mut Evicted,
     ) -> io::Result<()> {

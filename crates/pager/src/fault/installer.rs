@@ -12,10 +12,10 @@ use ebb_ledger::Content;
 use ebb_units::{FrameRange, Gfn, HUGE_BYTES};
 
 use crate::fault::read_ahead::ReadAhead;
-use crate::fault::room::Room;
+use crate::fault::room::LimitRoom;
 use crate::fault::sentry::Sentry;
 use crate::fault::sharer::Sharer;
-use crate::folios::{Folios, Grain};
+use crate::folios::{FolioMap, Grain};
 use crate::frames::Frames;
 use crate::frames::words::EMPTY;
 use crate::frames::words::Served;
@@ -25,9 +25,9 @@ use crate::support::counters::add;
 /// Gives the frames of one VM their content.
 pub struct Installer {
     frames: Arc<Frames>,
-    folios: Arc<Folios>,
+    folios: Arc<FolioMap>,
     residency: Arc<Residency>,
-    room: Arc<Room>,
+    room: Arc<LimitRoom>,
     sharer: RwLock<Option<Arc<dyn Sharer>>>,
     /// What is told of touches of unplugged memory.
     sentry: RwLock<Option<Arc<dyn Sentry>>>,
@@ -37,9 +37,9 @@ impl Installer {
     /// Makes an installer without a sharer and a sentry.
     pub(crate) fn new(
         frames: &Arc<Frames>,
-        folios: &Arc<Folios>,
+        folios: &Arc<FolioMap>,
         residency: &Arc<Residency>,
-        room: &Arc<Room>,
+        room: &Arc<LimitRoom>,
     ) -> Installer {
         Installer {
             frames: Arc::clone(frames),

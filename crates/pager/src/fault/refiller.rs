@@ -12,7 +12,7 @@ use ebb_units::{FrameRange, Gfn};
 
 use crate::fault::installer::Installer;
 use crate::fault::read_ahead::ReadAhead;
-use crate::fault::room::Room;
+use crate::fault::room::LimitRoom;
 use crate::frames::Frames;
 use crate::frames::words::Served;
 use crate::residency::Residency;
@@ -24,7 +24,7 @@ pub struct Refiller {
     frames: Arc<Frames>,
     residency: Arc<Residency>,
     installer: Arc<Installer>,
-    room: Arc<Room>,
+    room: Arc<LimitRoom>,
     /// The read-ahead of the store, and that of the disk.
     ahead: (Mutex<ReadAhead>, Mutex<ReadAhead>),
 }
@@ -64,7 +64,7 @@ impl Refiller {
         frames: &Arc<Frames>,
         residency: &Arc<Residency>,
         installer: &Arc<Installer>,
-        room: &Arc<Room>,
+        room: &Arc<LimitRoom>,
     ) -> Refiller {
         Refiller {
             frames: Arc::clone(frames),

@@ -22,13 +22,13 @@ const ROOM_WAITS: u32 = 400;
 const ROOM_WAIT: Duration = Duration::from_micros(250);
 
 /// Room below one VM's limit.
-pub struct Room {
+pub struct LimitRoom {
     frames: Arc<Frames>,
     residency: Arc<Residency>,
     /// In bytes: with more taken than the first mark, the evictor is told; with more than the
     /// second, faults wait.
     marks: [AtomicU64; 2],
-    /// See [`Room::evictor_waits`].
+    /// See [`LimitRoom::evictor_waits`].
     evictor_waits: Arc<AtomicBool>,
     halt: Halt,
     pressure: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -53,10 +53,10 @@ impl Halt {
     }
 }
 
-impl Room {
+impl LimitRoom {
     /// Makes room without a limit.
-    pub(crate) fn new(frames: &Arc<Frames>, residency: &Arc<Residency>) -> Room {
-        Room {
+    pub(crate) fn new(frames: &Arc<Frames>, residency: &Arc<Residency>) -> LimitRoom {
+        LimitRoom {
             frames: Arc::clone(frames),
             residency: Arc::clone(residency),
             marks: [const { AtomicU64::new(u64::MAX) }; 2],
@@ -80,7 +80,7 @@ impl Room {
         }
     }
 
-    /// The bytes that [`Room::set_marks`] set last.
+    /// The bytes that [`LimitRoom::set_marks`] set last.
     pub fn marks(&self) -> (u64, u64) {
         let [tell, wait] = self.marks.each_ref().map(|mark| mark.load(Relaxed));
         (tell, wait)
@@ -168,7 +168,7 @@ impl Room {
         }
     }
 
-    /// The bytes that [`Room::halt_above`] set last.
+    /// The bytes that [`LimitRoom::halt_above`] set last.
     pub fn halts_above(&self) -> u64 {
         self.halt.above_bytes.load(Acquire)
     }

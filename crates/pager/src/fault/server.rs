@@ -16,7 +16,7 @@ use ebb_units::{FrameRange, Gfn};
 use crate::fault::hand::Hand;
 use crate::fault::installer::Installer;
 use crate::fault::refiller::Refiller;
-use crate::fault::room::Room;
+use crate::fault::room::LimitRoom;
 use crate::fault::server::failure::Failure;
 use crate::fault::server::jobs::Jobs;
 use crate::frames::Frames;
@@ -44,7 +44,7 @@ pub struct FaultServer {
     frames: Arc<Frames>,
     installer: Arc<Installer>,
     refiller: Refiller,
-    room: Arc<Room>,
+    room: Arc<LimitRoom>,
     jobs: Jobs,
     failure: Failure,
     restored: SyncSender<Restored>,
@@ -57,7 +57,7 @@ impl FaultServer {
         frames: &Arc<Frames>,
         installer: &Arc<Installer>,
         refiller: Refiller,
-        room: &Arc<Room>,
+        room: &Arc<LimitRoom>,
     ) -> (FaultServer, Receiver<Restored>) {
         let (restored, receiver) = sync_channel(RESTORED_CAPACITY);
         let server = FaultServer {

@@ -5,10 +5,10 @@ use std::io;
 
 use ebb_units::{FrameRange, Gfn, HugeFrame};
 
-use crate::folios::{Folios, Grain};
+use crate::folios::{FolioMap, Grain};
 use crate::residency::view::readable;
 
-impl Folios {
+impl FolioMap {
     /// Maps the resident memory of a huge frame. Meanwhile nobody saves or brings back one of its
     /// frames, and a fault for one waits. A free block that is just being reclaimed may get memory
     /// again by this: zeros. `false`: another thread works on some of the frames, or memory in huge

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use ebb_store::{MEMORY_SLOTS, Usage};
+use ebb_store::{MEMORY_SLOTS, StoreUsage};
 use ebb_units::Gfn;
 
 use crate::support::sparse::Sparse;
@@ -15,7 +15,7 @@ pub(crate) struct Owners {
 
 impl Owners {
     /// Makes owners for a store of this size.
-    pub(crate) fn new(usage: Usage) -> Owners {
+    pub(crate) fn new(usage: StoreUsage) -> Owners {
         Owners {
             on_disk: Sparse::new(usage.disk_slots),
             in_memory: Sparse::new(usage.memory_slots),
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn tells_what_was_set() {
-        let usage = Usage { disk_slots: 2000, memory_slots: 256, ..Usage::default() };
+        let usage = StoreUsage { disk_slots: 2000, memory_slots: 256, ..StoreUsage::default() };
         let owners = Owners::new(usage);
         owners.set(MEMORY_SLOTS + 255, Gfn(9));
         assert_eq!(owners.get(MEMORY_SLOTS + 255), Some(Gfn(9)));

@@ -11,7 +11,7 @@ use crate::support::counters::{add, subtract};
 
 /// Where the content of a frame will be once it is punched.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct ContentPlace {
     pub(crate) content: Content,
     /// Digest of the page, if it is saved.
     pub(crate) digest: Digest,
@@ -19,15 +19,15 @@ pub(crate) struct Place {
     pub(crate) is_kept: bool,
 }
 
-impl Place {
+impl ContentPlace {
     /// A place whose content has no digest, or needs none.
-    pub(crate) fn of(content: Content) -> Place {
-        Place { content, digest: [0; 2], is_kept: false }
+    pub(crate) fn of(content: Content) -> ContentPlace {
+        ContentPlace { content, digest: [0; 2], is_kept: false }
     }
 }
 
 /// A place, or the digest of a page that has no place yet.
-pub(crate) type Found = Result<Place, Digest>;
+pub(crate) type Found = Result<ContentPlace, Digest>;
 
 /// Returns the byte of which the whole page consists, if there is one.
 fn filled_with(page: &Page) -> Option<u8> {
@@ -41,7 +41,7 @@ impl Residency {
     /// place. If the frame keeps a slot with another content, the slot is released: no word names
     /// it, so nobody needs it.
     pub(crate) fn unwritten(&self, gfn: Gfn, page: &Page, judge: &dyn Judge) -> Found {
-        let empty = |fill| Place::of(Content::Empty { fill, hard: false });
+        let empty = |fill| ContentPlace::of(Content::Empty { fill, hard: false });
         let fill = filled_with(page).or_else(|| judge.is_dead(gfn).then_some(0));
         if let Some(fill) = fill {
             self.drop_slot(gfn);
@@ -50,7 +50,7 @@ impl Residency {
         // Computed once: for the frame's slot, for the disks, and for the return of the frame.
         let digest = self.digest_key.digest(page);
         if let Some(slot) = self.kept.slot_with(gfn, &digest) {
-            return Ok(Place { content: Content::Saved { slot }, digest, is_kept: true });
+            return Ok(ContentPlace { content: Content::Saved { slot }, digest, is_kept: true });
         }
         self.drop_slot(gfn);
         let block = self.resting.rest(gfn, || self.disk.find(&digest)).ok_or(digest)?;
@@ -58,11 +58,11 @@ impl Residency {
             self.resting.leave(gfn, block);
             return Err(digest);
         }
-        Ok(Place::of(Content::OnDisk { block }))
+        Ok(ContentPlace::of(Content::OnDisk { block }))
     }
 
     /// Undoes a place that is not used after all. A slot that the frame kept stays kept.
-    pub(crate) fn undo(&self, gfn: Gfn, place: Place) {
+    pub(crate) fn undo(&self, gfn: Gfn, place: ContentPlace) {
         match place.content {
             Content::Saved { slot } if !place.is_kept => self.store.release(slot),
             Content::OnDisk { block } => self.resting.leave(gfn, block),
@@ -71,7 +71,7 @@ impl Residency {
     }
 
     /// Notes that the frame is evicted. The caller has locked its word, which says so from now on.
-    pub(crate) fn note_gone(&self, gfn: Gfn, place: Place) {
+    pub(crate) fn note_gone(&self, gfn: Gfn, place: ContentPlace) {
         let counters = &self.frames.counters();
         match place.content {
             Content::Saved { .. } if place.is_kept => {

@@ -9,8 +9,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_block::Hashes;
 use ebb_ledger::{Content, Ledger, Tables};
-use ebb_pager::{Digest, DigestKey, FaultThread, GuestDisk, IoMapping, Pager, Parts, RefillThreads};
-use ebb_store::{Loaded, Page, Protection, SavedBatch, Store, StoreError, SwapFile, Usage};
+use ebb_pager::{
+    Digest, DigestKey, FaultThread, GuestDisk, IoMapping, Pager, PagerParts, RefillThreads,
+};
+use ebb_store::{Loaded, Page, Protection, SavedBatch, Store, StoreError, StoreUsage, SwapFile};
 use ebb_sys::process::Process;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 
@@ -68,7 +70,7 @@ impl Daemon {
         let store = Arc::new(store.unwrap());
         let source =
             Source { disk: Arc::clone(disk), hashes: Arc::clone(&hashes), fuse: Arc::clone(&fuse) };
-        let parts = Parts {
+        let parts = PagerParts {
             ram: Arc::clone(&machine.ram),
             ledger,
             uffd: machine.uffd(),
@@ -301,7 +303,7 @@ impl Store for FusedStore {
         self.store.claim(slot)
     }
 
-    fn usage(&self) -> Usage {
+    fn usage(&self) -> StoreUsage {
         self.store.usage()
     }
 }

@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::{Content, Ledger, Tables};
-use ebb_pager::{DigestKey, Grain, NoDevices, NoDisk, NothingKnown, Pager, Parts};
+use ebb_pager::{DigestKey, Grain, NoDevices, NoDisk, NothingKnown, Pager, PagerParts};
 use ebb_store::{Protection, SwapFile};
 use ebb_sys::process::Process;
 use ebb_sys::uffd::Uffd;
@@ -46,7 +46,7 @@ fn pager(machine: &Machine, adopt: bool, releases: u64) -> Arc<Pager> {
     };
     let slots = ram.first_bytes() / FRAME_BYTES;
     let file = SwapFile::open(&run.join("swap"), run, slots, Protection::Encrypted).unwrap();
-    let parts = Parts {
+    let parts = PagerParts {
         ram: Arc::new(ram),
         ledger,
         uffd: Uffd::from(machine.uffd.as_fd().try_clone_to_owned().unwrap()),

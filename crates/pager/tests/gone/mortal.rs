@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use ebb_store::{Loaded, Page, SavedBatch, Store, StoreError, SwapFile, Usage};
+use ebb_store::{Loaded, Page, SavedBatch, Store, StoreError, StoreUsage, SwapFile};
 use rustix::io::Errno;
 
 /// A swap file. Its daemon dies when it is about to free a slot after `left` others, and the slot
@@ -43,7 +43,7 @@ impl Store for Mortal {
     fn trim(&self) -> Result<(), StoreError> {
         self.file.trim()
     }
-    fn usage(&self) -> Usage {
+    fn usage(&self) -> StoreUsage {
         self.file.usage()
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::Content;
-use ebb_pager::{Evicted, NothingKnown, Pager, Parts};
+use ebb_pager::{Evicted, NothingKnown, Pager, PagerParts};
 use ebb_store::{Page, Store};
 use ebb_units::{FrameRange, Gfn};
 use testkit::until;
@@ -22,7 +22,7 @@ pub fn first_of(gfn: Gfn) -> Page {
 }
 
 impl Daemon {
-    pub fn over(machine: Machine, parts: Parts) -> Daemon {
+    pub fn over(machine: Machine, parts: PagerParts) -> Daemon {
         let pager = watching(parts);
         let _threads = serve(&pager, 1);
         Daemon { machine, pager, _threads }
@@ -36,7 +36,7 @@ impl Daemon {
 
     pub fn with_store(store: Box<dyn Store>) -> Daemon {
         let machine = Machine::new();
-        let parts = Parts { store, ..machine.parts() };
+        let parts = PagerParts { store, ..machine.parts() };
         Daemon::over(machine, parts)
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::Content;
-use ebb_pager::{IoMapping, NothingKnown, Pager, Parts};
+use ebb_pager::{IoMapping, NothingKnown, Pager, PagerParts};
 use ebb_units::{FrameRange, Gfn};
 use testkit::require;
 
@@ -35,7 +35,7 @@ fn a_daemons_death_frees_what_no_word_names() {
     require!(available());
     for at_work in [true, false] {
         let (machine, dies) = (Machine::new(), Arc::new(AtomicU64::new(0)));
-        let parts = Parts { devices: Box::new(Dies(Arc::clone(&dies))), ..machine.parts() };
+        let parts = PagerParts { devices: Box::new(Dies(Arc::clone(&dies))), ..machine.parts() };
         let daemon = Daemon::over(machine, parts).with_kept(FRAMES);
         if at_work {
             daemon.write(Gfn(2), &page_of(77));

@@ -11,7 +11,7 @@ mod room;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::Content;
-use ebb_pager::{Evicted, Grain, Judge, Pager, Parts};
+use ebb_pager::{Evicted, Grain, Judge, Pager, PagerParts};
 use ebb_store::{Protection, SwapFile};
 use ebb_units::{FrameRange, Gfn};
 use tempfile::TempDir;
@@ -202,7 +202,7 @@ fn frames_in_huge_pages_keep_their_slots_too() {
     let setting = testkit::HostSetting::shared_huge_pages();
     require!(setting.as_ref());
     let (machine, run) = (Machine::of(Grain::Huge), tempfile::tempdir().unwrap());
-    let parts = Parts { store: Box::new(swap_file(&run, 1024)), ..machine.parts() };
+    let parts = PagerParts { store: Box::new(swap_file(&run, 1024)), ..machine.parts() };
     let daemon = Daemon::over(machine, parts).with_kept(ALL);
     daemon.write(Gfn(9), &page_of(9));
     assert_eq!(daemon.evict(ALL), Evicted { saved: 1, clean: 511, ..Evicted::default() });

@@ -3,7 +3,7 @@
 use std::io;
 
 use ebb_pager::{Evicted, NothingKnown};
-use ebb_store::{Compressed, Page, Protection, Quota, Room, Store, SwapFile};
+use ebb_store::{Compressed, Page, Protection, Quota, SharedRoom, Store, SwapFile};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use tempfile::TempDir;
 use testkit::require;
@@ -78,7 +78,7 @@ fn a_quota_is_for_those_who_need_it() {
     let run = tempfile::tempdir().unwrap();
     let each_bytes = Some(16 * FRAME_BYTES);
     let quota = Quota { each_bytes, floor_bytes: Some(0), ..Quota::default() };
-    let store = Box::new(swap_file(&run, 512).within(&Room::new(quota)));
+    let store = Box::new(swap_file(&run, 512).within(&SharedRoom::new(quota)));
     let all = FrameRange::new(Gfn(0), 12);
     let daemon = Daemon::with_store(store).with_kept(all);
     let more = FrameRange::new(Gfn(100), 12);
@@ -111,7 +111,7 @@ fn what_one_vm_keeps_behind_compressed_memory_another_may_have() {
 fn gives_way_to_another(store: impl Fn(&TempDir, SwapFile) -> Box<dyn Store>) {
     let runs = [(); 2].map(|()| tempfile::tempdir_in("/dev/shm").unwrap());
     let all_bytes = Some(16 * FRAME_BYTES);
-    let room = Room::new(Quota { all_bytes, floor_bytes: Some(0), ..Quota::default() });
+    let room = SharedRoom::new(Quota { all_bytes, floor_bytes: Some(0), ..Quota::default() });
     let [one, other] = runs
         .each_ref()
         .map(|run| Daemon::with_store(store(run, swap_file(run, 512).within(&room))));
@@ -165,7 +165,7 @@ fn what_is_kept_makes_room_for_what_moves_to_the_disk() {
     let run = tempfile::tempdir_in("/dev/shm").unwrap();
     let each_bytes = Some(16 * FRAME_BYTES);
     let quota = Quota { each_bytes, floor_bytes: Some(0), ..Quota::default() };
-    let file = swap_file(&run, 512).within(&Room::new(quota));
+    let file = swap_file(&run, 512).within(&SharedRoom::new(quota));
     let store = Compressed::open(run.path(), 1 << 20, file).unwrap();
     let daemon = Daemon::with_store(Box::new(store));
     let noise = |gfn: Gfn| -> Page {

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use ebb_ledger::{Ledger, Tables};
-use ebb_pager::{DigestKey, FaultThread, Grain, NoDevices, NoDisk, Pager, Parts, RefillThreads};
+use ebb_pager::{DigestKey, FaultThread, Grain, NoDevices, NoDisk, Pager, PagerParts, RefillThreads};
 use ebb_store::{Page, Protection, SwapFile};
 use ebb_sys::mapping::Mapping;
 use ebb_sys::process::Process;
@@ -122,20 +122,20 @@ impl Machine {
 
     /// Returns the parts of a pager that manages this VM for the first time: a swap file, no
     /// devices, no disks.
-    pub fn parts(&self) -> Parts {
+    pub fn parts(&self) -> PagerParts {
         let end = self.ram.end();
         self.parts_over(Ledger::create(&self.ledger(), end, Tables::WhenSplit).unwrap())
     }
 
     /// Returns the parts of a pager that recovers the VM as the daemon before left it.
-    pub fn parts_left(&self) -> Parts {
+    pub fn parts_left(&self) -> PagerParts {
         self.parts_over(Ledger::open(&self.ledger(), self.ram.end()).unwrap())
     }
 
-    fn parts_over(&self, ledger: Ledger) -> Parts {
+    fn parts_over(&self, ledger: Ledger) -> PagerParts {
         let slots = self.ram.bytes() / FRAME_BYTES;
         let store = SwapFile::open(&self.swap(), self.run(), slots, Protection::Encrypted);
-        Parts {
+        PagerParts {
             ram: Arc::clone(&self.ram),
             ledger,
             uffd: self.uffd(),
@@ -186,7 +186,7 @@ pub fn serve(pager: &Arc<Pager>, refills: usize) -> Threads {
 }
 
 /// Makes a pager that watches all first touches of the VM.
-pub fn watching(parts: Parts) -> Arc<Pager> {
+pub fn watching(parts: PagerParts) -> Arc<Pager> {
     let pager = Arc::new(Pager::new(parts).unwrap().0);
     pager.frames().watch_all().unwrap();
     pager

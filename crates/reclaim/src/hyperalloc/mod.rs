@@ -37,9 +37,9 @@ use ebb_units::{Gpa, HUGE_BYTES, HugeFrame};
 use ebb_vm::Ram;
 
 pub use attach::AttachError;
-pub use reclaim::{How, ReclaimedHuge, Stop};
+pub use reclaim::{How, HyperAllocStop, ReclaimedHuge};
 pub use states::State;
-pub use usage::{KindUsage, Usage};
+pub use usage::{AllocatorUsage, KindUsage};
 pub use zone::BadZone;
 
 use zone::Zone;
@@ -67,7 +67,7 @@ pub struct HyperAlloc {
 
 /// Bytes in each state, and what the guest's touches led to.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Counts {
+pub struct HugeCounts {
     /// Bytes of all zones, holes included.
     pub span_bytes: u64,
     /// Bytes that the guest may have back at a touch.
@@ -82,10 +82,10 @@ pub struct Counts {
 
 impl HyperAlloc {
     /// The current counts.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> HugeCounts {
         let states = self.zones.iter().map(|zone| zone.states.count());
         let (soft, hard) = states.fold((0, 0), |all, zone| (all.0 + zone.0, all.1 + zone.1));
-        Counts {
+        HugeCounts {
             span_bytes: self.zones.iter().map(|zone| zone.span().bytes()).sum(),
             soft_bytes: soft * HUGE_BYTES,
             hard_bytes: hard * HUGE_BYTES,

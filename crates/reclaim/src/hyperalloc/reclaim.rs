@@ -45,7 +45,7 @@ pub struct ReclaimedHuge {
 
 /// Why a reclaim ended early.
 #[derive(Debug, thiserror::Error)]
-pub enum Stop {
+pub enum HyperAllocStop {
     /// The guest may no longer be the one that has this allocator.
     #[error("the guest was reset")]
     Reset,
@@ -84,7 +84,7 @@ impl HyperAlloc {
         want: u64,
         keep: u64,
         still_runs: impl FnMut() -> bool,
-    ) -> (ReclaimedHuge, Option<Stop>) {
+    ) -> (ReclaimedHuge, Option<HyperAllocStop>) {
         let (reclaimed, mut kept) = (ReclaimedHuge::default(), 0);
         let mut pass = Pass { all: self, pager, how, want, reclaimed, still_runs };
         let each = self.zones.iter().try_for_each(|zone| {
@@ -108,7 +108,7 @@ struct Pass<'a, R> {
 impl<'a, R: FnMut() -> bool> Pass<'a, R> {
     /// Reclaims from one zone after passing over `spare` huge frames. Returns how many it passed
     /// over.
-    fn zone(&mut self, zone: &Zone, spare: u64) -> Result<u64, Stop> {
+    fn zone(&mut self, zone: &Zone, spare: u64) -> Result<u64, HyperAllocStop> {
         let Some(host) = zone.host(&self.all.ram) else { return Ok(0) };
         let began = Instant::now();
         let mut free = candidates(zone, host, self.how).peekable();
@@ -127,7 +127,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
                 break;
             }
             if !(self.still_runs)() || !zone.is_there(&self.all.ram) {
-                return Err(Stop::Reset);
+                return Err(HyperAllocStop::Reset);
             }
             if self.how == How::Hard {
                 // Before they are reclaimed: the guest may think that it has less than it has,

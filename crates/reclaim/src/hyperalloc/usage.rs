@@ -22,7 +22,7 @@ pub struct KindUsage {
 
 /// Usage of each kind. The kind is what a tree was first taken for.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Usage {
+pub struct AllocatorUsage {
     /// The kernel's own memory, which cannot be moved.
     pub unmovable: KindUsage,
     /// Memory of processes, and page cache.
@@ -31,7 +31,7 @@ pub struct Usage {
     pub huge: KindUsage,
 }
 
-impl Usage {
+impl AllocatorUsage {
     /// Bytes of frames in use, of any kind.
     pub fn used_bytes(&self) -> u64 {
         self.unmovable.used_bytes + self.movable.used_bytes + self.huge.used_bytes
@@ -46,8 +46,8 @@ impl HyperAlloc {
 
     /// What is in use at this moment, about. Frames that slots have claimed and not handed out
     /// count as free, as far as they can be told apart.
-    pub fn usage(&self) -> Usage {
-        let mut usage = Usage::default();
+    pub fn usage(&self) -> AllocatorUsage {
+        let mut usage = AllocatorUsage::default();
         for zone in &self.zones {
             let claims = self.claims(zone);
             for index in 0..zone.areas() {
@@ -57,7 +57,7 @@ impl HyperAlloc {
         usage
     }
 
-    fn add_area(&self, zone: &Zone, index: usize, claims: u64, usage: &mut Usage) {
+    fn add_area(&self, zone: &Zone, index: usize, claims: u64, usage: &mut AllocatorUsage) {
         let is_ram = self.ram.range(FrameRange::huge(zone.huge(index))).is_some();
         if !is_ram || zone.states.get(index) == State::Hard {
             return;

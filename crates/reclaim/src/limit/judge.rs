@@ -1,6 +1,6 @@
 //! What is known of frames that are about to be evicted.
 
-use ebb_inspect::{Block, Guest};
+use ebb_inspect::{BuddyBlock, Guest};
 use ebb_pager::{Judge, Pager};
 use ebb_sys::process::Process;
 use ebb_units::{FrameRange, Gfn};
@@ -24,13 +24,13 @@ pub struct Known<'a> {
     /// The pager of the same VM.
     pub pager: &'a Pager,
     /// Blocks that were free when the victims were chosen, in order of address.
-    pub free: &'a [Block],
+    pub free: &'a [BuddyBlock],
 }
 
 impl Known<'_> {
     /// Whether the guest's allocator has a frame now, as part of a block that was free before.
     fn is_free(&self, guest: &Guest, gfn: Gfn) -> bool {
-        let Some(block) = holding(self.free, gfn, Block::frames) else { return false };
+        let Some(block) = holding(self.free, gfn, BuddyBlock::frames) else { return false };
         let now = guest.look(&self.pager.view()).head(block.head);
         now.is_some_and(|now| now.order >= block.order)
     }

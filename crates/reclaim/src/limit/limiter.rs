@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use ebb_inspect::Block;
+use ebb_inspect::BuddyBlock;
 use ebb_pager::{Evicted, Pager};
 use ebb_sys::pagemap::Pagemap;
 use ebb_sys::process::Process;
@@ -274,7 +274,7 @@ impl Limiter {
         windows: &mut Windows<'_>,
         want: usize,
         end: Instant,
-    ) -> io::Result<(Vec<Gfn>, Vec<Block>)> {
+    ) -> io::Result<(Vec<Gfn>, Vec<BuddyBlock>)> {
         windows.begin(&self.unmapped, self.no_room.is_some());
         let mut frames = Vec::new();
         for _ in 0..SEARCHES {

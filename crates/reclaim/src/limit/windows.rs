@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Instant;
 
-use ebb_inspect::{Block, PageKind};
+use ebb_inspect::{BuddyBlock, PageKind};
 use ebb_ledger::Content;
 use ebb_pager::{Grain, Pager};
 use ebb_sys::pagemap::Pagemap;
@@ -49,7 +49,7 @@ pub struct Windows<'a> {
     is_without_room: bool,
     unmapped: Vec<FrameRange>,
     /// Free blocks that were seen since they were last taken.
-    free: Vec<Block>,
+    free: Vec<BuddyBlock>,
 }
 
 impl<'a> Windows<'a> {
@@ -74,7 +74,7 @@ impl<'a> Windows<'a> {
     }
 
     /// The free blocks that were seen, in order of address.
-    pub fn take_free(&mut self) -> Vec<Block> {
+    pub fn take_free(&mut self) -> Vec<BuddyBlock> {
         let mut free = std::mem::take(&mut self.free);
         free.sort_unstable();
         apart(&mut free);
@@ -99,11 +99,11 @@ impl<'a> Windows<'a> {
         let mut free = Vec::new();
         guest.memmap().kinds_in(&self.pager.view(), guest.layout(), all, |frames, kind, _| {
             if let PageKind::Free { order } = kind {
-                free.push(Block { head: frames.start, order });
+                free.push(BuddyBlock { head: frames.start, order });
             }
         });
         let known = Known { of: self.of, pager: self.pager, free: &free };
-        let is_free = |gfn: &&Gfn| holding(&free, **gfn, Block::frames).is_some();
+        let is_free = |gfn: &&Gfn| holding(&free, **gfn, BuddyBlock::frames).is_some();
         let freed = evicted.iter().filter(is_free);
         Some(freed.filter(|gfn| self.pager.residency().drop_if_free(**gfn, &known)).count())
     }
@@ -187,7 +187,7 @@ impl Memory for Windows<'_> {
             let (view, free) = (self.pager.view(), &mut self.free);
             guest.memmap().kinds_in(&view, guest.layout(), all, |run, kind, lru| {
                 if let PageKind::Free { order } = kind {
-                    free.push(Block { head: run.start, order });
+                    free.push(BuddyBlock { head: run.start, order });
                 }
                 let (start, end) = (run.start.max(all.start), run.end().min(all.end()));
                 for gfn in (start.0..end.0).map(Gfn) {
@@ -222,7 +222,7 @@ impl Memory for Windows<'_> {
 }
 
 /// Removes blocks that begin inside another one: they were seen at different times.
-fn apart(blocks: &mut Vec<Block>) {
+fn apart(blocks: &mut Vec<BuddyBlock>) {
     let mut end = Gfn(0);
     blocks.retain(|block| {
         let is_apart = block.head >= end;

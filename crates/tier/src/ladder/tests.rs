@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
 
-fn parse(text: &str) -> Result<Vec<(Kind, u64)>, String> {
+fn parse(text: &str) -> Result<Vec<(TierKind, u64)>, String> {
     let ladder = text.parse::<Ladder>().map_err(|error| error.to_string())?;
     Ok(ladder.rungs.into_iter().map(|rung| (rung.kind, rung.bytes / MIB)).collect())
 }
@@ -18,17 +18,20 @@ fn refused(text: &str) -> String {
 
 #[test]
 fn reads_what_people_write() {
-    let file = |path: &str| Kind::File(path.into());
+    let file = |path: &str| TierKind::File(path.into());
     assert_eq!(
         parse("dram=1G,file=/p/a b:4G").unwrap(),
-        [(Kind::Dram, 1024), (file("/p/a b"), 4096)]
+        [(TierKind::Dram, 1024), (file("/p/a b"), 4096)]
     );
-    assert_eq!(parse("node0=2G,node1=8G").unwrap(), [(Kind::Node(0), 2048), (Kind::Node(1), 8192)]);
+    assert_eq!(
+        parse("node0=2G,node1=8G").unwrap(),
+        [(TierKind::Node(0), 2048), (TierKind::Node(1), 8192)]
+    );
     assert_eq!(
         parse("dram=1G,compressed=512M,file=/a,b:c:4G").unwrap(),
-        [(Kind::Dram, 1024), (Kind::Compressed, 512), (file("/a,b:c"), 4096)]
+        [(TierKind::Dram, 1024), (TierKind::Compressed, 512), (file("/a,b:c"), 4096)]
     );
-    assert_eq!(parse("dram=2M").unwrap(), [(Kind::Dram, 2)]);
+    assert_eq!(parse("dram=2M").unwrap(), [(TierKind::Dram, 2)]);
 }
 
 #[test]
@@ -89,9 +92,9 @@ proptest! {
         sizes in prop::collection::vec(2u64..(1 << 30), 6),
         has_compressed: bool, path in "/[a-z,: ]{0,12}",
     ) {
-        let mut kinds: Vec<Kind> = nodes.into_iter().map(Kind::Node).collect();
-        kinds.extend(has_compressed.then_some(Kind::Compressed));
-        kinds.push(Kind::File(path.into()));
+        let mut kinds: Vec<TierKind> = nodes.into_iter().map(TierKind::Node).collect();
+        kinds.extend(has_compressed.then_some(TierKind::Compressed));
+        kinds.push(TierKind::File(path.into()));
         let rungs = kinds.into_iter().zip(&sizes).map(|(kind, mib)| Rung { kind, bytes: mib * MIB });
         let ladder = Ladder::new(rungs.collect()).unwrap();
         let text = ladder.to_string();

@@ -140,7 +140,7 @@ pub struct Driver {
 pub fn start(host: &Arc<Host>) -> Result<Device, StartError> {
     let file = host.file.try_clone().unwrap();
     let notified = host.clone();
-    let parts = Parts {
+    let parts = DeviceParts {
         memory: Box::new(HostMemory(host.clone(), FileMemory::new(file, 0, &GEOMETRY))),
         record: Box::new(HostRecord(host.clone())),
         notify: Box::new(move || {

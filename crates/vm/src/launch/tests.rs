@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn memory(bytes: u64) -> Memory {
-    Memory { file: RamFile::create("launch-test", bytes).unwrap(), bytes }
+fn memory(bytes: u64) -> LaunchMemory {
+    LaunchMemory { file: RamFile::create("launch-test", bytes).unwrap(), bytes }
 }
 
 fn words(nodes: &[Node], cpus: u32, served: &[Served]) -> Vec<String> {

@@ -32,7 +32,7 @@ impl Region {
 
 /// A piece of RAM as the host knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct FilePlace {
     /// Address in the VMM's address space.
     pub hva: Hva,
     /// Index in [`Ram::files`](super::Ram::files) of the file that it lies in.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::{Device, Kind, PIECE};
+use super::{DeviceKind, PIECE, ReachingDevice};
 use crate::qmp::{Qmp, QmpError};
 
 /// Most objects in one place. QEMU has fewer.
@@ -13,10 +13,10 @@ pub(super) const OBJECTS_MAX: usize = 8192;
 const PLACES: [&str; 4] =
     ["/machine/peripheral", "/machine/peripheral-anon", "/machine/unattached", "/objects"];
 /// Drivers of QEMU's block layer that give guest memory to another process or device.
-const BLOCK_DRIVERS: [(&str, Kind); 3] = [
-    ("virtio-blk-vhost-user", Kind::VhostUser),
-    ("virtio-blk-vhost-vdpa", Kind::Vdpa),
-    ("virtio-blk-vfio-pci", Kind::Vfio),
+const BLOCK_DRIVERS: [(&str, DeviceKind); 3] = [
+    ("virtio-blk-vhost-user", DeviceKind::VhostUser),
+    ("virtio-blk-vhost-vdpa", DeviceKind::Vdpa),
+    ("virtio-blk-vfio-pci", DeviceKind::Vfio),
 ];
 
 /// Finds devices by what the VMM tells: its objects, network back ends and block drivers. `own` are
@@ -24,7 +24,11 @@ const BLOCK_DRIVERS: [(&str, Kind); 3] = [
 ///
 /// # Errors
 /// [`QmpError`] if it does not answer, or not in time.
-pub fn of_vmm(qmp: &mut Qmp, own: &[String], end: Instant) -> Result<Vec<Device>, QmpError> {
+pub fn of_vmm(
+    qmp: &mut Qmp,
+    own: &[String],
+    end: Instant,
+) -> Result<Vec<ReachingDevice>, QmpError> {
     qmp.until(end, PIECE, |qmp| {
         let mut asked = Asked::new(qmp);
         let mut found = Vec::new();
@@ -69,15 +73,15 @@ impl<'a> Asked<'a> {
         &mut self,
         place: &str,
         own: &[String],
-        found: &mut Vec<Device>,
+        found: &mut Vec<ReachingDevice>,
     ) -> Result<(), QmpError> {
         let list = self.ask("qom-list", json!({ "path": place }))?;
         for (name, object_type, kind) in kinds_of_objects(&list)? {
             let path = format!("{place}/{name}");
-            if kind == Kind::VhostUser && self.is_own(&path, own)? {
+            if kind == DeviceKind::VhostUser && self.is_own(&path, own)? {
                 continue;
             }
-            found.push(Device::new(&full_name(object_type, name), kind));
+            found.push(ReachingDevice::new(&full_name(object_type, name), kind));
         }
         Ok(())
     }
@@ -92,58 +96,58 @@ impl<'a> Asked<'a> {
         Ok(chardev.as_str().is_some_and(|chardev| own.iter().any(|own| own == chardev)))
     }
 
-    fn machine(&mut self, found: &mut Vec<Device>) -> Result<(), QmpError> {
+    fn machine(&mut self, found: &mut Vec<ReachingDevice>) -> Result<(), QmpError> {
         let arguments = json!({ "path": "/machine", "property": "confidential-guest-support" });
         let support = self.ask_if_known("qom-get", arguments)?;
         if let Some(path) = support.as_str().filter(|path| !path.is_empty()) {
             let name = format!("confidential guest support by {path}");
-            found.push(Device::new(&name, Kind::Confidential));
+            found.push(ReachingDevice::new(&name, DeviceKind::Confidential));
         }
         Ok(())
     }
 
     /// QEMU has neither an object nor a QMP command for them.
-    fn networks(&mut self, found: &mut Vec<Device>) -> Result<(), QmpError> {
+    fn networks(&mut self, found: &mut Vec<ReachingDevice>) -> Result<(), QmpError> {
         found.extend(kinds_of_networks(&self.qmp.human("info network")?));
         Ok(())
     }
 
-    fn block_drivers(&mut self, found: &mut Vec<Device>) -> Result<(), QmpError> {
+    fn block_drivers(&mut self, found: &mut Vec<ReachingDevice>) -> Result<(), QmpError> {
         let nodes = self.ask_if_known("query-named-block-nodes", json!({ "flat": true }))?;
         for driver in nodes.as_array().into_iter().flatten().filter_map(|node| node.get("drv")) {
             let known = BLOCK_DRIVERS.iter().find(|(name, _)| driver.as_str() == Some(name));
-            found.extend(known.map(|&(name, kind)| Device::new(name, kind)));
+            found.extend(known.map(|&(name, kind)| ReachingDevice::new(name, kind)));
         }
         Ok(())
     }
 }
 
 /// The children of one place that reach the memory: name, type and kind.
-pub(super) fn kinds_of_objects(list: &Value) -> Result<Vec<(&str, &str, Kind)>, QmpError> {
+pub(super) fn kinds_of_objects(list: &Value) -> Result<Vec<(&str, &str, DeviceKind)>, QmpError> {
     let list = list.as_array().filter(|list| list.len() <= OBJECTS_MAX);
     let list = list.ok_or_else(|| QmpError::Protocol("qom-list answers no list".into()))?;
     Ok(list.iter().filter_map(kind_of_entry).collect())
 }
 
-fn kind_of_entry(entry: &Value) -> Option<(&str, &str, Kind)> {
+fn kind_of_entry(entry: &Value) -> Option<(&str, &str, DeviceKind)> {
     let object_type = entry.get("type")?.as_str()?.strip_prefix("child<")?.strip_suffix('>')?;
     Some((entry.get("name")?.as_str()?, object_type, kind_of_type(object_type)?))
 }
 
 /// The kind by the name of QEMU's type, from 7.2 to 11.
-pub(super) fn kind_of_type(name: &str) -> Option<Kind> {
-    const PREFIXES: [(&str, Kind); 11] = [
-        ("vhost-user-", Kind::VhostUser),
-        ("cryptodev-vhost-user", Kind::VhostUser),
-        ("vfio-user-", Kind::OtherProcess),
-        ("x-pci-proxy-dev", Kind::OtherProcess),
-        ("vfio-", Kind::Vfio),
-        ("iommufd", Kind::Vfio),
-        ("vhost-vdpa-", Kind::Vdpa),
-        ("vhost-scsi", Kind::VhostScsi),
-        ("pvrdma", Kind::Rdma),
-        ("sev-", Kind::Confidential),
-        ("tdx-guest", Kind::Confidential),
+pub(super) fn kind_of_type(name: &str) -> Option<DeviceKind> {
+    const PREFIXES: [(&str, DeviceKind); 11] = [
+        ("vhost-user-", DeviceKind::VhostUser),
+        ("cryptodev-vhost-user", DeviceKind::VhostUser),
+        ("vfio-user-", DeviceKind::OtherProcess),
+        ("x-pci-proxy-dev", DeviceKind::OtherProcess),
+        ("vfio-", DeviceKind::Vfio),
+        ("iommufd", DeviceKind::Vfio),
+        ("vhost-vdpa-", DeviceKind::Vdpa),
+        ("vhost-scsi", DeviceKind::VhostScsi),
+        ("pvrdma", DeviceKind::Rdma),
+        ("sev-", DeviceKind::Confidential),
+        ("tdx-guest", DeviceKind::Confidential),
     ];
     // Made with the machine for passed-through graphics. It is no device by itself.
     if name == "vfio-pci-igd-lpc-bridge" {
@@ -161,18 +165,18 @@ pub(super) fn full_name(object_type: &str, name: &str) -> String {
 }
 
 /// Parses `NAME: index=0,type=vhost-user,...`
-pub(super) fn kinds_of_networks(text: &str) -> Vec<Device> {
+pub(super) fn kinds_of_networks(text: &str) -> Vec<ReachingDevice> {
     let of_line = |line: &str| {
         let line = line.trim_start_matches([' ', '\\']);
         let (name, rest) = line.split_once(": ")?;
         let back_end = rest.split(',').find_map(|word| word.strip_prefix("type="))?;
         let kind = match back_end {
             // passt serves by vhost-user only if it is told to, which QEMU does not show.
-            "vhost-user" | "passt" => Kind::VhostUser,
-            "vhost-vdpa" => Kind::Vdpa,
+            "vhost-user" | "passt" => DeviceKind::VhostUser,
+            "vhost-vdpa" => DeviceKind::Vdpa,
             _ => return None,
         };
-        Some(Device::new(&format!("{back_end} network {name}"), kind))
+        Some(ReachingDevice::new(&format!("{back_end} network {name}"), kind))
     };
     text.lines().take(OBJECTS_MAX).filter_map(of_line).collect()
 }

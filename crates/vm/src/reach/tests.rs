@@ -7,7 +7,7 @@ use super::migration::shared_migration;
 use super::*;
 use crate::qmp::Qmp;
 
-fn named(devices: &[Device]) -> Vec<(&str, Kind)> {
+fn named(devices: &[ReachingDevice]) -> Vec<(&str, DeviceKind)> {
     devices.iter().map(|device| (device.name.as_str(), device.kind)).collect()
 }
 
@@ -28,14 +28,14 @@ fn objects_are_told_by_their_types() {
         { "name": "bus", "type": "link<vfio-pci>" },
     ]);
     let found = kinds_of_objects(&list).unwrap();
-    let found: Vec<(String, Kind)> =
+    let found: Vec<(String, DeviceKind)> =
         found.iter().map(|&(name, kind, what)| (full_name(kind, name), what)).collect();
     let expected = [
-        ("vhost-user-blk-pci b0", Kind::VhostUser),
-        ("vhost-user-fs-pci", Kind::VhostUser),
-        ("vfio-pci-nohotplug gpu", Kind::Vfio),
-        ("vfio-user-pci u", Kind::OtherProcess),
-        ("vhost-scsi-pci s", Kind::VhostScsi),
+        ("vhost-user-blk-pci b0", DeviceKind::VhostUser),
+        ("vhost-user-fs-pci", DeviceKind::VhostUser),
+        ("vfio-pci-nohotplug gpu", DeviceKind::Vfio),
+        ("vfio-user-pci u", DeviceKind::OtherProcess),
+        ("vhost-scsi-pci s", DeviceKind::VhostScsi),
     ];
     assert_eq!(found, expected.map(|(name, kind)| (name.to_owned(), kind)));
     assert!(kinds_of_objects(&json!({ "no": "list" })).is_err());
@@ -57,7 +57,7 @@ fn each_kind_leaves_something_or_nothing() {
         ("cryptodev-vhost-user", Reach::FreeOnly),
         ("x-pci-proxy-dev", Reach::FreeOnly),
     ] {
-        assert_eq!(kind_of_type(name).map(Kind::reach), Some(expected), "{name}");
+        assert_eq!(kind_of_type(name).map(DeviceKind::reach), Some(expected), "{name}");
     }
     for name in ["virtio-blk-pci", "vhost-vsock-pci", "ivshmem-plain", "memory-backend-memfd"] {
         assert_eq!(kind_of_type(name), None, "{name}");
@@ -86,8 +86,14 @@ fn descriptors_tell_what_pins_memory() {
         "anon_inode:[kvm-gmem]",
     ];
     let found = of_descriptors(links);
-    let kinds: Vec<Kind> = found.iter().map(|device| device.kind).collect();
-    let expected = [Kind::Vfio, Kind::Vdpa, Kind::Confidential, Kind::VhostScsi, Kind::Udmabuf];
+    let kinds: Vec<DeviceKind> = found.iter().map(|device| device.kind).collect();
+    let expected = [
+        DeviceKind::Vfio,
+        DeviceKind::Vdpa,
+        DeviceKind::Confidential,
+        DeviceKind::VhostScsi,
+        DeviceKind::Udmabuf,
+    ];
     assert_eq!(kinds, expected);
     assert_eq!(reach(&found), Reach::Nothing);
     assert_eq!(narrowest(&found).unwrap().name, "/dev/vfio/vfio");
@@ -101,8 +107,10 @@ fn network_back_ends_are_told_by_their_types() {
     let text = "hub 0\n \\ net0: index=0,type=user,net=10.0.2.0\n\
                 virtio-net-pci.0: index=0,type=nic,model=virtio-net-pci\n \
                 \\ n0: index=0,type=vhost-user,vhost-user0 to charnet0\nh: index=1,type=passt,x\n";
-    let expected =
-        [("vhost-user network n0", Kind::VhostUser), ("passt network h", Kind::VhostUser)];
+    let expected = [
+        ("vhost-user network n0", DeviceKind::VhostUser),
+        ("passt network h", DeviceKind::VhostUser),
+    ];
     assert_eq!(named(&kinds_of_networks(text)), expected);
 }
 
@@ -154,8 +162,10 @@ fn what_this_daemon_serves_is_told_from_the_rest() {
         "{\"return\":[{\"drv\":\"raw\"},{\"drv\":\"virtio-blk-vhost-user\"}]}",
     ]);
     let found = of_vmm(&mut qmp, &["ebb-disk0".into()], end_of_look()).unwrap();
-    let expected =
-        [("vhost-user-blk-pci b", Kind::VhostUser), ("virtio-blk-vhost-user", Kind::VhostUser)];
+    let expected = [
+        ("vhost-user-blk-pci b", DeviceKind::VhostUser),
+        ("virtio-blk-vhost-user", DeviceKind::VhostUser),
+    ];
     assert_eq!(named(&found), expected);
 }
 
@@ -180,6 +190,6 @@ fn a_look_that_is_over_asks_nothing_more() {
 #[test]
 fn a_hostile_name_is_cut() {
     let name = format!("{}\u{1b}[2J", "x".repeat(1000));
-    assert_eq!(Device::new(&name, Kind::Vfio).name.len(), NAME_MAX);
-    assert_eq!(Device::new("a\nb", Kind::Vfio).name, "a?b");
+    assert_eq!(ReachingDevice::new(&name, DeviceKind::Vfio).name.len(), NAME_MAX);
+    assert_eq!(ReachingDevice::new("a\nb", DeviceKind::Vfio).name, "a?b");
 }

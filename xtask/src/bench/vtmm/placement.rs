@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use ebb_heat::{Access, Levels, Observer, Sorted, Uses, Verdict, Weights};
 use ebb_tier::plan::plan;
-use ebb_tier::{Heat, Place, Rules};
+use ebb_tier::{Heat, PagePlace, Rules};
 use ebb_units::{FrameRange, Gfn};
 
 use super::rig::HotSet;
@@ -33,7 +33,7 @@ impl Placement {
             free_degrees: 1,
             budget_frames: u64::MAX,
         };
-        let place = |gfn| Place::Tier(if self.fast.contains(&gfn) { FAST } else { FAST + 1 });
+        let place = |gfn| PagePlace::Tier(if self.fast.contains(&gfn) { FAST } else { FAST + 1 });
         let plan = plan(order, place, &rules);
         for moved in plan.steps.iter().flat_map(|step| [step.down, step.up]).flatten() {
             match moved.to {

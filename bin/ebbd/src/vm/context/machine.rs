@@ -11,7 +11,7 @@ use ebb_vm::Region;
 use ebb_vm::ram::{Backing, Ram};
 use tempfile::TempDir;
 
-use super::{Parts, VmContext};
+use super::{ContextParts, VmContext};
 use crate::model::record::Record;
 use crate::serve::disks::Disks;
 use crate::serve::growth::Growth;
@@ -39,7 +39,7 @@ pub fn context() -> Option<(VmContext, TempDir)> {
     let disks = Disks::none().expect("no disks");
     let (pager, restored) =
         make_pager::pager(ram, ledger, uffd, &disks.shared, &record, home.path()).expect("a pager");
-    let (context, _) = VmContext::new(Parts {
+    let (context, _) = VmContext::new(ContextParts {
         process: Process::own().expect("this process"),
         pager: Arc::new(pager),
         restored,

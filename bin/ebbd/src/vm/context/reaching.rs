@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use ebb_vm::reach::{self, Device, Kind, Migration, Reach};
+use ebb_vm::reach::{self, DeviceKind, Migration, Reach, ReachingDevice};
 
 use crate::model::api_error::{Answer, not_allowed};
 use crate::support::open_files::Descriptors;
@@ -14,7 +14,7 @@ pub struct Reaching {
     /// The VMM's descriptors just before QEMU was asked last.
     pub seen: Option<Arc<Descriptors>>,
     /// The devices that were found.
-    pub found: Vec<Device>,
+    pub found: Vec<ReachingDevice>,
     /// The VM's migration, which may count as a device.
     pub migration: Migration,
     /// Whether QEMU told everything at the last look.
@@ -23,10 +23,10 @@ pub struct Reaching {
 
 impl Reaching {
     /// Returns all devices that restrict what may be reclaimed or evicted.
-    pub fn all(&self) -> Vec<Device> {
+    pub fn all(&self) -> Vec<ReachingDevice> {
         let mut all = self.found.clone();
         all.extend(self.migration.shared.clone());
-        all.extend((!self.is_told).then(Device::unknown));
+        all.extend((!self.is_told).then(ReachingDevice::unknown));
         all
     }
 
@@ -58,14 +58,14 @@ impl Reaching {
 ///
 /// # Errors
 /// The device in the way.
-pub fn may_evict_beside(devices: &[Device]) -> Answer<()> {
+pub fn may_evict_beside(devices: &[ReachingDevice]) -> Answer<()> {
     match reach::narrowest(devices) {
         None => Ok(()),
         Some(device) => Err(not_allowed(format!(
             "memory in use is not evicted because of {device}{}",
             match (device.kind.reach(), device.kind) {
                 (Reach::Nothing, _) => "; free memory is not reclaimed, either",
-                (_, Kind::VhostUser) => {
+                (_, DeviceKind::VhostUser) => {
                     "; free memory is reclaimed (ebb reclaim, ebb auto), and disks of ebb run \
                      --disk allow a limit"
                 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use ebb_api::{Backing, Mode, ReclaimReport, Skipped};
-use ebb_inspect::Block;
-use ebb_reclaim::vprobe::{self, Order, ReclaimedBlocks, Stop};
+use ebb_inspect::BuddyBlock;
+use ebb_reclaim::vprobe::{self, Order, ReclaimedBlocks, VProbeStop};
 use ebb_units::Bytes;
 
 use crate::support::nanoseconds::nanoseconds;
@@ -23,14 +23,14 @@ const BATCH_HUGE_BYTES: u64 = 64 << 20;
 /// V-Probe on one VM. Keeps its buffer from one pass to the next.
 #[derive(Default)]
 pub struct VProbe {
-    blocks: Vec<Block>,
+    blocks: Vec<BuddyBlock>,
 }
 
 /// What one or several passes did.
 #[derive(Default)]
 pub struct Pass {
     reclaimed: ReclaimedBlocks,
-    stop: Option<Stop>,
+    stop: Option<VProbeStop>,
     /// The memory left to the guest.
     reserve_bytes: u64,
 }
@@ -62,7 +62,7 @@ impl VProbe {
         let still_runs = || liveness.runs_at_once();
         let (reclaimed, stop) = match guest.guest() {
             Ok(guest) => vprobe::reclaim(pager, guest, order, &mut self.blocks, still_runs),
-            Err(_) => (ReclaimedBlocks::default(), Some(Stop::Unknown)),
+            Err(_) => (ReclaimedBlocks::default(), Some(VProbeStop::Unknown)),
         };
         (Pass { reclaimed, stop, reserve_bytes }, liveness.ended())
     }
@@ -76,7 +76,7 @@ impl Pass {
 
     /// Whether it ended because nobody told in time whether the guest still runs.
     pub fn is_cut_short(&self) -> bool {
-        matches!(self.stop, Some(Stop::Unknown))
+        matches!(self.stop, Some(VProbeStop::Unknown))
     }
 
     /// Adds the next pass to this one.

@@ -100,7 +100,7 @@ fn usage_of(cx: &VmContext, concerned: impl Fn(u32) -> bool) -> Option<String> {
         pluggers.any(|plugger| concerned(plugger.device().node) && plugger.has(region))
     });
     let regions: Vec<FrameRange> = regions.map(|region| region.frames()).collect();
-    let mut usage = Usage::default();
+    let mut usage = PluggedUsage::default();
     guest.memmap().kinds(&pager.view(), guest.layout(), |frames, kind| {
         let inside = regions.iter().map(|region| overlap(frames, *region)).sum::<u64>();
         usage.add(kind, inside);
@@ -133,14 +133,14 @@ fn overlap(frames: FrameRange, region: FrameRange) -> u64 {
 
 /// Frames of plugged memory, by what they are used for.
 #[derive(Default)]
-struct Usage {
+struct PluggedUsage {
     kernel: u64,
     processes: u64,
     cache: u64,
     free: u64,
 }
 
-impl Usage {
+impl PluggedUsage {
     fn add(&mut self, kind: PageKind, frames: u64) {
         match kind {
             PageKind::Offline | PageKind::Tail => {}
@@ -152,7 +152,7 @@ impl Usage {
     }
 }
 
-impl std::fmt::Display for Usage {
+impl std::fmt::Display for PluggedUsage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let bytes = |frames: u64| Bytes(frames * FRAME_BYTES);
         write!(
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn usage_names_what_cannot_move() {
-        let mut usage = Usage::default();
+        let mut usage = PluggedUsage::default();
         usage.add(PageKind::Slab, 2);
         usage.add(PageKind::Table, 1);
         usage.add(PageKind::Offline, 100);

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 use ebb_pager::Pager;
-use ebb_tier::{Kind, Ladder};
+use ebb_tier::{Ladder, TierKind};
 use ebb_units::{Bytes, FRAME_BYTES};
 
 use self::exchange::{Job, PlacerState};
@@ -52,7 +52,7 @@ impl Placing {
     pub fn start(ladder: &Ladder, pager: &Arc<Pager>, rate: u64) -> Option<Placing> {
         let nodes: Vec<(u32, u64)> = { ladder.rungs().iter() }
             .filter_map(|rung| match rung.kind {
-                Kind::Node(number) => Some((number, rung.bytes)),
+                TierKind::Node(number) => Some((number, rung.bytes)),
                 _ => None,
             })
             .collect();

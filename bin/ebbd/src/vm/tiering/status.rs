@@ -1,7 +1,7 @@
 //! What a VM does with its tiers.
 
 use ebb_api::{TierStatus, TierUse};
-use ebb_tier::{Kind, Ladder};
+use ebb_tier::{Ladder, TierKind};
 use ebb_units::{Bytes, FRAME_BYTES};
 
 use super::placing::PlacementFigures;
@@ -43,10 +43,10 @@ fn uses(cx: &VmContext, tiers: &Tiers, on_nodes: PlacementFigures) -> Vec<TierUs
         tier: rung.kind.to_string(),
         bytes: rung.bytes,
         held_bytes: match rung.kind {
-            Kind::Compressed => usage.compressed_pages * FRAME_BYTES,
-            Kind::File(_) => usage.disk_slots_used * FRAME_BYTES,
-            Kind::Node(_) => on_nodes.next().unwrap_or(0),
-            Kind::Dram => pager.ram().resident_bytes().unwrap_or(0),
+            TierKind::Compressed => usage.compressed_pages * FRAME_BYTES,
+            TierKind::File(_) => usage.disk_slots_used * FRAME_BYTES,
+            TierKind::Node(_) => on_nodes.next().unwrap_or(0),
+            TierKind::Dram => pager.ram().resident_bytes().unwrap_or(0),
         },
     };
     rungs.iter().map(of).collect()

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_inspect::{Guest, GuestMemory};
 use ebb_ledger::{Ledger, Tables};
-use ebb_pager::{DigestKey, Grain, NoDevices, NoDisk, Pager, Parts};
+use ebb_pager::{DigestKey, Grain, NoDevices, NoDisk, Pager, PagerParts};
 use ebb_store::{Protection, SwapFile};
 use ebb_sys::mapping::Mapping;
 use ebb_sys::process::Process;
@@ -84,7 +84,7 @@ impl Machine {
         let (devices, disk) = (Box::new(NoDevices), Box::new(NoDisk));
         let (grain, store) = (Grain::Frame, Box::new(store));
         let digest_key = Arc::new(DigestKey::random().unwrap());
-        let parts = Parts { ram, ledger, uffd, grain, devices, store, disk, digest_key };
+        let parts = PagerParts { ram, ledger, uffd, grain, devices, store, disk, digest_key };
         let pager = Pager::new(parts).unwrap().0;
         Some(Machine { pager, process: Process::own().unwrap(), guest })
     }

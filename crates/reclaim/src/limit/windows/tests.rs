@@ -71,7 +71,7 @@ fn what_was_forgotten_is_told_in_frames() {
 
 #[test]
 fn blocks_that_overlap_are_told_once() {
-    let block = |head, order| Block { head: Gfn(head), order };
+    let block = |head, order| BuddyBlock { head: Gfn(head), order };
     let mut blocks = vec![block(0, 3), block(0, 3), block(4, 0), block(8, 1), block(9, 0)];
     apart(&mut blocks);
     assert_eq!(blocks, [block(0, 3), block(8, 1)]);

@@ -1,7 +1,9 @@
 //! Whether pages end up where they should, with every byte.
 
 use anyhow::{Context, ensure};
-use ebb_tier::{Heat, Kind, Mover, Outcome, Place, RateLimiter, Rules, Tally, Tier, carry_out, plan};
+use ebb_tier::{
+    Heat, Mover, Outcome, PagePlace, RateLimiter, Rules, Tally, Tier, TierKind, carry_out, plan,
+};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use rustix::pipe::{SpliceFlags, pipe, splice};
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,7 +31,7 @@ pub fn run(bytes: u64) -> anyhow::Result<String> {
 
 fn bring(rig: &Rig, node: u32, frames: &[Gfn]) -> anyhow::Result<Tally> {
     let tier = rig.node(node, mover());
-    ensure!(tier.kind() == Kind::Node(node));
+    ensure!(tier.kind() == TierKind::Node(node));
     Ok(tier.bring(frames)?.into_iter().collect())
 }
 
@@ -123,8 +125,8 @@ fn exchange(rig: &mut Rig) -> anyhow::Result<u64> {
     for round in 0.. {
         let nodes = rig.nodes()?;
         let place = |gfn: Gfn| match nodes.get(gfn.0 as usize) {
-            Some(&node @ 0..=1) => Place::Tier(node as u8),
-            _ => Place::Nowhere,
+            Some(&node @ 0..=1) => PagePlace::Tier(node as u8),
+            _ => PagePlace::Nowhere,
         };
         let plan = plan::plan(&order, place, &rules);
         if plan.steps.is_empty() {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use ebb_sys::process::Process;
-use ebb_tier::{Heat, Mover, Place, RateLimiter, Rules, Tier, carry_out, plan};
+use ebb_tier::{Heat, Mover, PagePlace, RateLimiter, Rules, Tier, carry_out, plan};
 use ebb_units::{Gfn, Hva};
 
 use crate::rig::{FAST, Rig, SLOW, Target};
@@ -101,8 +101,8 @@ fn exchange(target: &Target, frames: &[Gfn], rest: u64) -> anyhow::Result<()> {
     loop {
         let nodes = target.nodes()?;
         let place = |gfn: Gfn| match nodes.get(gfn.0 as usize) {
-            Some(&node @ 0..=1) => Place::Tier(node as u8),
-            _ => Place::Nowhere,
+            Some(&node @ 0..=1) => PagePlace::Tier(node as u8),
+            _ => PagePlace::Nowhere,
         };
         let plan = plan::plan(&order, place, &rules);
         if plan.steps.is_empty() {

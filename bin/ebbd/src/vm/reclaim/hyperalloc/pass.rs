@@ -1,6 +1,6 @@
 //! A pass over the shared allocator that reclaims free huge frames.
 
-use ebb_reclaim::hyperalloc::{How, HyperAlloc, ReclaimedHuge, Stop};
+use ebb_reclaim::hyperalloc::{How, HyperAlloc, HyperAllocStop, ReclaimedHuge};
 use ebb_units::{Bytes, HUGE_BYTES};
 
 use crate::vm::context::VmContext;
@@ -13,7 +13,7 @@ pub(super) fn take(
     how: How,
     want: u64,
     keep: u64,
-) -> (ReclaimedHuge, Option<Stop>, Option<End>) {
+) -> (ReclaimedHuge, Option<HyperAllocStop>, Option<End>) {
     let VmContext { qmp, guest, reaching, pager, .. } = cx;
     let mut liveness = Liveness::new(qmp, guest, reaching, pager);
     let (reclaimed, stop) = shared.reclaim(pager, how, want, keep, || liveness.runs());

@@ -1,6 +1,6 @@
 //! Tests of the shared allocator's part of a size.
 
-use ebb_vm::reach::{Device, Kind};
+use ebb_vm::reach::{DeviceKind, ReachingDevice};
 
 use super::*;
 use crate::vm::context::machine;
@@ -13,7 +13,7 @@ fn shrinking() -> SharedAllocator {
 fn nothing_is_taken_beside_a_device_that_cannot_wait() {
     let Some((mut cx, _run)) = machine::context() else { return };
     let mut allocator = shrinking();
-    cx.reaching.found = vec![Device { name: "vfio-pci".into(), kind: Kind::Vfio }];
+    cx.reaching.found = vec![ReachingDevice { name: "vfio-pci".into(), kind: DeviceKind::Vfio }];
     let step = allocator.step(&mut cx);
     assert!(step.word.is_some_and(|word| word.contains("no memory is reclaimed")));
     assert!(!allocator.shared_size().is_moving);

@@ -9,8 +9,8 @@ use std::time::Duration;
 use ebb_pager::{Grain, Pager};
 use ebb_tier::mover::{BATCH_PAGES, workers};
 use ebb_tier::{
-    Kind, Mover, Node, Outcome, Pages, Place, Plan, RateLimiter, Rules, Tier, TierError, carry_out,
-    plan,
+    Mover, Node, Outcome, PagePlace, Pages, Plan, RateLimiter, Rules, Tier, TierError, TierKind,
+    carry_out, plan,
 };
 use ebb_units::{Bytes, FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
 
@@ -135,8 +135,8 @@ impl Placer {
             budget_frames: self.budget_frames / unit,
         };
         let place = |place: Option<u8>| match place {
-            Some(NOWHERE) | None => Place::Nowhere,
-            Some(tier) => Place::Tier(tier),
+            Some(NOWHERE) | None => PagePlace::Nowhere,
+            Some(tier) => PagePlace::Tier(tier),
         };
         let frames = order(places, &self.known);
         if !self.is_huge {
@@ -148,7 +148,7 @@ impl Placer {
 
     fn places(&self) -> Result<Places, TierError> {
         let number = |node: Option<u32>| {
-            let kind = node.map(Kind::Node);
+            let kind = node.map(TierKind::Node);
             let at = self.nodes.iter().position(|node| kind == Some(node.kind()));
             at.and_then(|at| u8::try_from(at).ok()).unwrap_or(NOWHERE)
         };
