@@ -63,7 +63,7 @@ impl<'a> IdleTracker<'a> {
         &self,
         pages: &[Mapped],
         walk: Walk,
-        told: &mut Told,
+        tally: &mut RoundTally,
         observer: &mut dyn Observer,
     ) -> io::Result<()> {
         let [Some(first), Some(last)] = [pages.first(), pages.last()] else { return Ok(()) };
@@ -78,10 +78,10 @@ impl<'a> IdleTracker<'a> {
             if idle[at] & page.bit() != 0 {
                 continue;
             }
-            told.round.used_entries += 1;
+            tally.round.used_entries += 1;
             if observer.saw(FrameRange::new(page.gfn, 1), Access::Read) == Verdict::Clear {
-                told.round.cleared_entries += 1;
-                told.last_cleared = Some(page.gfn);
+                tally.round.cleared_entries += 1;
+                tally.last_cleared = Some(page.gfn);
                 marks[at] |= page.bit();
             }
         }
@@ -91,7 +91,7 @@ impl<'a> IdleTracker<'a> {
         if walk == Walk::Full {
             self.idle.read(word, &mut idle)?;
             let kept = idle.iter().zip(&marks).map(|(idle, mark)| (idle & mark).count_ones());
-            told.kept += kept.map(u64::from).sum::<u64>();
+            tally.kept += kept.map(u64::from).sum::<u64>();
         }
         Ok(())
     }
@@ -109,38 +109,39 @@ impl<'a> IdleTracker<'a> {
 
 impl Tracker for IdleTracker<'_> {
     fn round(&mut self, walk: Walk, observer: &mut dyn Observer) -> Result<Round, TrackError> {
-        let mut told = Told::default();
+        let mut tally = RoundTally::default();
         for region in self.ram.regions() {
             for from in (0..region.frames().count).step_by(PAGES as usize) {
                 let mapped = self.mapped(region, from)?;
                 for pages in mapped.chunk_by(|one, next| next.word() - one.word() <= 1) {
-                    self.look(pages, walk, &mut told, observer)?;
+                    self.look(pages, walk, &mut tally, observer)?;
                 }
                 if !(self.goes_on)() {
                     return Err(TrackError::TooMuch);
                 }
             }
         }
-        let cleared = told.round.cleared_entries;
-        if walk == Walk::Full && cleared > MARKED_MIN && told.unmarked() > cleared / UNMARKED_PART {
+        let cleared = tally.round.cleared_entries;
+        let unmarked_max = cleared / UNMARKED_PART;
+        if walk == Walk::Full && cleared > MARKED_MIN && tally.unmarked() > unmarked_max {
             return Err(TrackError::Unmarked);
         }
-        if let Some(gfn) = told.last_cleared {
+        if let Some(gfn) = tally.last_cleared {
             self.forget_translations(gfn)?;
         }
-        Ok(told.round)
+        Ok(tally.round)
     }
 }
 
 #[derive(Default)]
-struct Told {
+struct RoundTally {
     round: Round,
     /// In a full round: pages that were marked, and whose mark was seen to stay.
     kept: u64,
     last_cleared: Option<Gfn>,
 }
 
-impl Told {
+impl RoundTally {
     fn unmarked(&self) -> u64 {
         self.round.cleared_entries.saturating_sub(self.kept)
     }

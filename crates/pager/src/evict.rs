@@ -5,8 +5,8 @@
 //! writes past the protection (`docs/decisions/0031-*`).
 
 pub mod evicted;
+pub mod eviction;
 pub mod frames_in_use;
-pub mod going;
 mod spare;
 pub mod write_back;
 
@@ -21,19 +21,19 @@ use crate::residency::Residency;
 use spare::Spare;
 
 /// A locked and protected frame.
-pub(crate) struct Held<'l> {
+pub(crate) struct ProtectedFrame<'l> {
     pub(crate) gfn: Gfn,
     pub(crate) word: LockedFrame<'l>,
 }
 
-impl Held<'_> {
+impl ProtectedFrame<'_> {
     pub(crate) fn frame(&self) -> FrameRange {
         FrameRange::new(self.gfn, 1)
     }
 }
 
 /// Locked frames in order.
-pub(crate) type Piece<'l> = Vec<Held<'l>>;
+pub(crate) type Piece<'l> = Vec<ProtectedFrame<'l>>;
 
 /// Evicts the frames of one VM.
 pub struct Evictor {
@@ -64,7 +64,7 @@ impl Evictor {
     }
 
     /// Unprotects and unlocks frames that stay resident.
-    pub(crate) fn open_all<'l>(&self, held: impl IntoIterator<Item = Held<'l>>) {
+    pub(crate) fn open_all<'l>(&self, held: impl IntoIterator<Item = ProtectedFrame<'l>>) {
         for held in held {
             let frame = held.frame();
             self.frames.report("unprotect", self.frames.unprotect(frame));

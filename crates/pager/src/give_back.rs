@@ -1,6 +1,6 @@
 //! Bringing all content back: before a detach, and when the guest was reset.
 
-pub mod gone;
+pub mod release_file;
 pub mod settle;
 
 use std::io;

@@ -111,13 +111,13 @@ impl Hand {
     }
 
     /// Notes that the VMM has these frames mapped.
-    pub fn saw_mapped(&mut self, frames: FrameRange) {
+    pub fn note_mapped(&mut self, frames: FrameRange) {
         self.windows.see(frames);
     }
 
     /// Notes that somebody else empties the VMM's page table now.
-    pub fn is_emptied(&mut self, now: Instant) {
-        self.windows.are_emptied(now);
+    pub fn note_emptied(&mut self, now: Instant) {
+        self.windows.note_emptied(now);
     }
 
     /// Goes on until it has about `want` frames to evict, has looked at enough, or `end` has come.
@@ -211,7 +211,7 @@ impl Hand {
         self.windows.pass(index);
         self.step();
         self.windows.look(index, now);
-        self.see_mapped(memory, index)?;
+        self.note_mapped_in(memory, index)?;
         let is_ripe = self.windows.is_ripe(index, now);
         let found = self.collect(memory, index, is_ripe, choice);
         self.windows.looked(index, found, is_ripe);
@@ -298,8 +298,8 @@ impl Hand {
         self.whole_until.is_some_and(|until| now < until)
     }
 
-    /// Sees which frames of a window are mapped. Returns whether any is.
-    fn see_mapped(&mut self, memory: &impl Memory, index: usize) -> io::Result<bool> {
+    /// Notes which frames of a window are mapped. Returns whether any is.
+    fn note_mapped_in(&mut self, memory: &impl Memory, index: usize) -> io::Result<bool> {
         let mut any = false;
         memory.mapped(HugeFrame(index as u64), &mut |frames| {
             any = true;

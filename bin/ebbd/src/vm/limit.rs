@@ -303,8 +303,8 @@ impl Limit {
     ///
     /// # Errors
     /// As reading the pagemap.
-    pub fn see_mapped(&mut self, cx: &VmContext) -> io::Result<()> {
-        self.limiter.as_mut().map_or(Ok(()), |limiter| limiter.see_mapped(&cx.pager))
+    pub fn note_mapped(&mut self, cx: &VmContext) -> io::Result<()> {
+        self.limiter.as_mut().map_or(Ok(()), |limiter| limiter.note_mapped(&cx.pager))
     }
 }
 

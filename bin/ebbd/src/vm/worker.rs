@@ -250,7 +250,7 @@ impl Worker {
     }
 
     /// Handles a VMM that is said to have ended, or whose faults cannot be read.
-    fn gone(&mut self, why: io::Result<()>) -> Next {
+    fn faults_ended(&mut self, why: io::Result<()>) -> Next {
         let name = self.cx.name();
         let ended = Life::of_held(&self.cx.process);
         let Ok(Some(dead)) = ended else {

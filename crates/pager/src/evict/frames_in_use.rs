@@ -1,8 +1,8 @@
 //! Locking frames that are in use, and evicting those that can be evicted.
 
-use super::{Evictor, Held, Piece};
+use super::{Evictor, Piece, ProtectedFrame};
 use crate::evict::evicted::{Evicted, runs};
-use crate::evict::going::Going;
+use crate::evict::eviction::Eviction;
 use crate::folios::Grain;
 use crate::frames::errors::is_unmapped;
 use crate::residency::judge::Judge;
@@ -29,7 +29,7 @@ impl Evictor {
     /// without room does not keep frames from eviction that need none.
     pub fn evict(&self, frames: &[Gfn], judge: &dyn Judge) -> io::Result<Evicted> {
         self.residency.leave_free_slots();
-        let mut going = Going::new(self, judge);
+        let mut eviction = Eviction::new(self, judge);
         let (mut batch, mut count) = (Vec::new(), 0);
         for frames in frames.chunk_by(|a, b| a.huge() == b.huge()) {
             match self.hold(frames) {
@@ -44,11 +44,11 @@ impl Evictor {
             }
             if count >= BATCH_FRAMES {
                 count = 0;
-                self.evict_batch(mem::take(&mut batch), judge, &mut going)?;
+                self.evict_batch(mem::take(&mut batch), judge, &mut eviction)?;
             }
         }
-        self.evict_batch(batch, judge, &mut going)?;
-        going.end()
+        self.evict_batch(batch, judge, &mut eviction)?;
+        eviction.end()
     }
 
     /// Evicts those frames of a batch that no request in flight may be writing to.
@@ -56,7 +56,7 @@ impl Evictor {
         &'l self,
         batch: Vec<Piece<'l>>,
         judge: &dyn Judge,
-        going: &mut Going<'_>,
+        eviction: &mut Eviction<'_>,
     ) -> io::Result<()> {
         let frames: Vec<Gfn> = batch.iter().flatten().map(|held| held.gfn).collect();
         let mut settled = judge.settled(&frames).into_iter();
@@ -64,7 +64,7 @@ impl Evictor {
         for piece in batch {
             let (quiet, in_flight): (Piece<'_>, Piece<'_>) =
                 piece.into_iter().partition(|_| settled.next() == Some(true));
-            going.evicted.in_flight += in_flight.len() as u64;
+            eviction.evicted.in_flight += in_flight.len() as u64;
             // Of frames that are evicted whole, none is evicted while one has a request in flight.
             let each = quiet.iter().chain(&in_flight).map(|held| held.gfn);
             let all_or_none = !in_flight.is_empty() && self.folios.goes_whole(each);
@@ -72,7 +72,7 @@ impl Evictor {
             match result {
                 Ok(()) if !all_or_none => {
                     match self.folios.goes_whole(quiet.iter().map(|held| held.gfn)) {
-                        true => result = going.go(quiet),
+                        true => result = eviction.evict(quiet),
                         false => small.extend(quiet),
                     }
                 }
@@ -85,7 +85,7 @@ impl Evictor {
             self.open_all(small);
             return result;
         }
-        going.go(small)
+        eviction.evict(small)
     }
 
     /// Locks and protects frames of one huge frame: those that are resident. Of frames that are not
@@ -105,7 +105,7 @@ impl Evictor {
                 self.frames.after(word.abandon(), FrameRange::new(gfn, 1));
                 continue;
             }
-            piece.push(Held { gfn, word });
+            piece.push(ProtectedFrame { gfn, word });
         }
         if let Err(error) = self.leave_large(&mut piece) {
             self.open_all(piece);

@@ -128,7 +128,7 @@ impl Refiller {
             first.get_or_insert(result);
             if failed {
                 // The next read may take as long to fail.
-                self.stay_away(std::mem::take(&mut rest));
+                self.leave_evicted(std::mem::take(&mut rest));
             }
         }
         first.unwrap_or(Ok(())).map(|()| Served::Done)
@@ -148,7 +148,7 @@ impl Refiller {
         let asked = asked.map(|at| part.remove(at));
         let from = behind(reading.base, first as i64);
         if let Err(error) = self.read_back((from, first), pages, asked, &mut part) {
-            self.stay_away(part);
+            self.leave_evicted(part);
             return Err(error);
         }
         self.copy_back(first, pages, &mut part);
@@ -175,7 +175,7 @@ impl Refiller {
     }
 
     /// Leaves these frames evicted; a touch that waits for one is woken, and asks again.
-    fn stay_away(&self, part: Vec<Back<'_>>) {
+    fn leave_evicted(&self, part: Vec<Back<'_>>) {
         for Back { gfn, word, .. } in part {
             self.frames.after(word.abandon(), FrameRange::new(gfn, 1));
         }
@@ -247,6 +247,6 @@ impl Refiller {
         let (lost, kept): (Vec<_>, Vec<_>) =
             part.drain(..).partition(|back| away.iter().any(|run| run.contains(&back.page)));
         *part = kept;
-        self.stay_away(lost);
+        self.leave_evicted(lost);
     }
 }

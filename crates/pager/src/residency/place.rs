@@ -71,7 +71,7 @@ impl Residency {
     }
 
     /// Notes that the frame is evicted. The caller has locked its word, which says so from now on.
-    pub(crate) fn note_gone(&self, gfn: Gfn, place: ContentPlace) {
+    pub(crate) fn note_evicted(&self, gfn: Gfn, place: ContentPlace) {
         let counters = &self.frames.counters();
         match place.content {
             Content::Saved { .. } if place.is_kept => {

@@ -117,7 +117,7 @@ impl Hand {
             if self.windows.is_due(index, turn, now) {
                 // Before the mapped frames are seen, since the stop may not get to this window.
                 self.windows.look(index, now);
-                let is_mapped = self.see_mapped(memory, index)?;
+                let is_mapped = self.note_mapped_in(memory, index)?;
                 due.push(Due { index, is_mapped, ahead: lead });
                 pending += self.windows.to_look_at(index);
                 if is_mapped {

@@ -99,7 +99,7 @@ impl Windows {
     }
 
     /// Notes that somebody else empties the VMM's page table now.
-    pub fn are_emptied(&mut self, now: Instant) {
+    pub fn note_emptied(&mut self, now: Instant) {
         for window in &mut self.each {
             // What was mapped before was seen: the turn of the other windows goes on.
             window.forgotten.get_or_insert(now);

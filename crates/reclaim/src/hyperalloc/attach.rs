@@ -64,7 +64,7 @@ impl HyperAlloc {
         for zone in &shared.zones {
             let Some(host) = zone.host(&shared.ram) else { continue };
             (0..zone.areas()).for_each(|index| shared.recover_area(pager, zone, &host, index));
-            zone.tell_hard(&shared.ram, zone.states.count().1);
+            zone.publish_hard(&shared.ram, zone.states.count().1);
         }
         Ok(shared)
     }
@@ -92,15 +92,15 @@ impl HyperAlloc {
     /// | else | not the host's | I, and what is empty of it gets memory |
     fn recover_area(&self, pager: &Pager, zone: &Zone, host: &Host<'_>, index: usize) {
         let Some(held) = hold(pager, zone, index) else { return };
-        let taken = zone.looks_taken(&self.ram, index);
+        let looks_reclaimed = zone.looks_reclaimed(&self.ram, index);
         let is_hard =
             held.contents().any(|content| matches!(content, Content::Empty { hard: true, .. }));
         let state = match (is_hard, held.is_empty()) {
-            (true, _) if taken => State::Hard,
+            (true, _) if looks_reclaimed => State::Hard,
             (_, true) => State::Soft,
             _ => State::Installed,
         };
-        if taken && state != State::Hard {
+        if looks_reclaimed && state != State::Hard {
             let _ = host.return_area(index);
         }
         // Sets E if it is free. Whoever has one that is not free waits for its memory.

@@ -133,11 +133,11 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
                 // Before they are reclaimed: the guest may think that it has less than it has,
                 // never more.
                 hard += batch.len() as u64;
-                zone.tell_hard(&self.all.ram, hard);
+                zone.publish_hard(&self.all.ram, hard);
             }
             self.batch(zone, &host, &batch)?;
         }
-        zone.tell_hard(&self.all.ram, zone.states.count().1);
+        zone.publish_hard(&self.all.ram, zone.states.count().1);
         Ok(spared as u64)
     }
 
@@ -170,7 +170,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
 
     /// Punches what has memory, and counts the bytes. What the guest takes elsewhere meanwhile
     /// cannot be told apart from that.
-    fn empty(&mut self, held: &[(usize, Held<'a>)]) -> io::Result<()> {
+    fn empty(&mut self, held: &[(usize, RecordedHuge<'a>)]) -> io::Result<()> {
         let to_empty = || held.iter().map(|(_, taken)| taken).filter(|taken| !taken.was_empty);
         let most = to_empty().count() as u64 * HUGE_BYTES;
         if most == 0 {
@@ -186,7 +186,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
     }
 
     /// Reclaims one huge frame in the guest's allocator, and records that.
-    fn take(&mut self, zone: &Zone, host: &Host<'_>, index: usize) -> Option<Held<'a>> {
+    fn take(&mut self, zone: &Zone, host: &Host<'_>, index: usize) -> Option<RecordedHuge<'a>> {
         let pager = self.pager;
         let Some(held) = pager.residency().hold_huge(zone.huge(index)) else {
             self.reclaimed.busy += 1;
@@ -204,10 +204,10 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         }
         if held.is_empty() {
             // It was emptied and unmapped when it became soft.
-            return Some(Held { held, was_empty: true });
+            return Some(RecordedHuge { held, was_empty: true });
         }
         match held.record() {
-            Ok(held) => Some(Held { held, was_empty: false }),
+            Ok(held) => Some(RecordedHuge { held, was_empty: false }),
             Err(held) => {
                 self.reclaimed.busy += 1;
                 let _ = host.return_area(index);
@@ -226,7 +226,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
 }
 
 /// A huge frame that the host has, and that is recorded as such.
-struct Held<'p> {
+struct RecordedHuge<'p> {
     held: HeldHuge<'p>,
     was_empty: bool,
 }

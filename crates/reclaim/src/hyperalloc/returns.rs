@@ -19,7 +19,7 @@ impl HyperAlloc {
                 }
                 given += u64::from(self.give_one(pager, zone, &host, index));
             }
-            zone.tell_hard(&self.ram, zone.states.count().1);
+            zone.publish_hard(&self.ram, zone.states.count().1);
         }
         given
     }
@@ -61,7 +61,7 @@ impl HyperAlloc {
                 zone.states.set(index, State::Installed);
                 host.install(index);
             }
-            zone.tell_hard(&self.ram, 0);
+            zone.publish_hard(&self.ram, 0);
         }
         self.forget(pager);
         Ok(bytes)

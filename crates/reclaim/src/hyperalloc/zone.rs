@@ -181,7 +181,7 @@ impl Zone {
 
     /// Whether an area looks as if the host had reclaimed and not returned it: allocated, while its
     /// bits still say "free". Only used to repair what a daemon's death left halfway.
-    pub fn looks_taken(&self, ram: &Ram, index: usize) -> bool {
+    pub fn looks_reclaimed(&self, ram: &Ram, index: usize) -> bool {
         let Some(area) = self.area(ram, index) else { return false };
         let flip = if area & AREA_INVERTED != 0 { u64::MAX } else { 0 };
         let both = AREA_ALLOCATED | AREA_EVICTED;
@@ -203,7 +203,7 @@ impl Zone {
     }
 
     /// Tells the guest how many of its huge frames the host has.
-    pub fn tell_hard(&self, ram: &Ram, huge_frames: u64) {
+    pub fn publish_hard(&self, ram: &Ram, huge_frames: u64) {
         if let Some(word) = self.word(ram, HEADER_HARD) {
             word.store(huge_frames, Release);
         }
@@ -378,7 +378,7 @@ mod tests {
                 prop_assert!(zone.host(&ram).is_some());
                 prop_assert!(!zone.slots(&ram).is_empty());
                 let last = zone.areas() - 1;
-                let _ = (zone.looks_taken(&ram, last), zone.tree_of(&ram, last));
+                let _ = (zone.looks_reclaimed(&ram, last), zone.tree_of(&ram, last));
                 prop_assert_eq!(zone.index(zone.huge(last)), Some(last));
             }
         }

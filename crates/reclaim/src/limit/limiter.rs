@@ -292,15 +292,15 @@ impl Limiter {
     ///
     /// # Errors
     /// From reading the pagemap.
-    pub fn see_mapped(&mut self, pager: &Pager) -> io::Result<()> {
+    pub fn note_mapped(&mut self, pager: &Pager) -> io::Result<()> {
         for region in pager.ram().regions() {
             let range = region.hva_range();
             self.pagemap.mapped(range, |part| {
                 let first = region.gpa.0 + (part.start.0 - range.start.0);
-                self.hand.saw_mapped(FrameRange::new(Gpa(first).gfn(), part.bytes / FRAME_BYTES));
+                self.hand.note_mapped(FrameRange::new(Gpa(first).gfn(), part.bytes / FRAME_BYTES));
             })?;
         }
-        self.hand.is_emptied(Instant::now());
+        self.hand.note_emptied(Instant::now());
         Ok(())
     }
 }

@@ -48,7 +48,7 @@ pub enum Command {
     /// Stop managing the VM.
     Detach(oneshot::Sender<Answer<DetachReport>>),
     /// The VMM ended, or its faults cannot be read: why.
-    Gone(std::io::Result<()>),
+    FaultsEnded(std::io::Result<()>),
     /// A thread of this VM panicked, and has said so.
     Panicked(String),
 }
@@ -71,7 +71,7 @@ impl Command {
             Command::Pressure
             | Command::Violation
             | Command::Allow(..)
-            | Command::Gone(_)
+            | Command::FaultsEnded(_)
             | Command::Panicked(_) => false,
         }
     }

@@ -32,8 +32,8 @@ impl FaultService {
         let evicted = counters.saved_frames.load(Relaxed) + counters.on_disk_frames.load(Relaxed);
         let refills = (evicted > 0).then(|| refill_threads(pager)).transpose()?;
         let mailbox = mailbox.clone();
-        let gone = move |why| mailbox.put(Command::Gone(why));
-        let faults = FaultThread::start(Arc::clone(pager), vmm, gone)?;
+        let ended = move |why| mailbox.put(Command::FaultsEnded(why));
+        let faults = FaultThread::start(Arc::clone(pager), vmm, ended)?;
         Ok(FaultService { _faults: faults, refills })
     }
 

@@ -223,7 +223,7 @@ impl Unplugged {
             Vec::new()
         });
         for &file in &gone {
-            note_gone(cx, file);
+            note_unplugged(cx, file);
             self.unfinished.push(file);
             self.retry.worked();
         }
@@ -239,7 +239,7 @@ impl Unplugged {
     }
 }
 
-fn note_gone(cx: &mut VmContext, file: usize) {
+fn note_unplugged(cx: &mut VmContext, file: usize) {
     let ram = Arc::clone(cx.pager.ram());
     let regions = || ram.regions_in(file);
     let bytes: u64 = regions().map(|region| region.bytes).sum();

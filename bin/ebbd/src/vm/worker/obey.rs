@@ -88,7 +88,7 @@ impl Worker {
                 Ok(report) => return Next::End(Outcome::Ended(Some((to, report)))),
                 Err(refused) => drop(to.send(Err(refused))),
             },
-            Command::Gone(why) => return self.gone(why),
+            Command::FaultsEnded(why) => return self.faults_ended(why),
             Command::Panicked(why) => return Next::End(Outcome::Panicked(why)),
         }
         Next::Go

@@ -296,7 +296,7 @@ impl Worker {
         let is_trusted = self.cx.guest.guest().is_ok() && self.confirm();
         let Worker { tiering, limit, cx, .. } = self;
         let evicted = limit.evicted();
-        let mut before_forgetting = |cx: &_| limit.see_mapped(cx);
+        let mut before_forgetting = |cx: &_| limit.note_mapped(cx);
         let ended = tiering.monitor(cx, is_trusted, &mut before_forgetting, evicted);
         self.route(ended);
     }

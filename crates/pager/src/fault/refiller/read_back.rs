@@ -30,7 +30,7 @@ impl Refiller {
         let good = good?;
         let (kept, lost) = part.drain(..).partition(|back| good.contains(&(back.page - first)));
         *part = kept;
-        self.stay_away(lost);
+        self.leave_evicted(lost);
         Ok(())
     }
 

@@ -7,8 +7,8 @@ use crate::hand::ahead::{FORGET_EVERY, FORGET_RANGES};
 fn what_somebody_else_forgets_was_seen() {
     let (mut hand, now) = hand(1);
     let mut memory = Fake::new(1);
-    hand.saw_mapped(FrameRange::new(Gfn(0), 500));
-    hand.is_emptied(now);
+    hand.note_mapped(FrameRange::new(Gfn(0), 500));
+    hand.note_emptied(now);
     memory.mapped.borrow_mut().fill(false);
     memory.touch(0..100);
     let chosen = choose(&mut hand, &mut memory, 12, now + SECOND);

@@ -3,8 +3,8 @@
 //! The caller has proof that the VMM has the file no more. The order makes it safe to die at any
 //! instruction, and to begin again:
 //!
-//! 1. The file is marked as gone ([`ebb_vm::Ram::set_unplugged`]): from now on nobody finds a place
-//!    for its frames, so none of it is reclaimed, evicted, filled or watched any more.
+//! 1. The file is marked as unplugged ([`ebb_vm::Ram::set_unplugged`]): from now on nobody finds a
+//!    place for its frames, so none of it is reclaimed, evicted, filled or watched any more.
 //! 2. Each word becomes resident, and only then its slot or block is freed: no word names a slot
 //!    that another page may be put into. A slot that no word names is free for the next daemon.
 //! 3. Watches on its blocks end, so that nobody waits to write their metadata.
@@ -26,7 +26,7 @@ impl Returner {
     ///
     /// # Errors
     /// The ledger has no room, a frame stays locked, or as [`ebb_vm::ram::Backing::release`]: the
-    /// next call releases what is left. The file is marked as gone in any case.
+    /// next call releases what is left. The file is marked as unplugged in any case.
     pub fn release_file(&self, file: usize) -> io::Result<()> {
         self.frames.ram().set_unplugged(file);
         let regions: Vec<FrameRange> =
@@ -65,11 +65,11 @@ impl Returner {
         })
     }
 
-    /// Ends the watches on blocks whose first frame satisfies `is_gone`, wherever their metadata
-    /// lies.
-    fn end_watches_on(&self, is_gone: impl Fn(Gfn) -> bool) -> io::Result<()> {
+    /// Ends the watches on blocks whose first frame satisfies `is_released`, wherever their
+    /// metadata lies.
+    fn end_watches_on(&self, is_released: impl Fn(Gfn) -> bool) -> io::Result<()> {
         for (frames, content) in self.frames.off_record() {
-            if matches!(content, Content::Watch { head, .. } if is_gone(head)) {
+            if matches!(content, Content::Watch { head, .. } if is_released(head)) {
                 frames.frames().try_for_each(|gfn| again(|| self.end_watch(gfn, content)))?;
             }
         }

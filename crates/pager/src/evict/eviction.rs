@@ -11,7 +11,7 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 
 use crate::evict::evicted::{Evicted, runs};
 use crate::evict::spare::Buffers;
-use crate::evict::{Evictor, Held, Piece};
+use crate::evict::{Evictor, Piece, ProtectedFrame};
 use crate::residency::judge::Judge;
 use crate::residency::place::{ContentPlace, Found};
 
@@ -19,7 +19,7 @@ use crate::residency::place::{ContentPlace, Found};
 const CACHED_FRAMES: usize = 64;
 
 /// The frames that one call evicts.
-pub(crate) struct Going<'c> {
+pub(crate) struct Eviction<'c> {
     evictor: &'c Evictor,
     judge: &'c dyn Judge,
     pub(crate) evicted: Evicted,
@@ -28,9 +28,9 @@ pub(crate) struct Going<'c> {
     buffers: Option<Buffers>,
 }
 
-impl<'c> Going<'c> {
-    pub(crate) fn new(evictor: &'c Evictor, judge: &'c dyn Judge) -> Going<'c> {
-        Going { evictor, judge, evicted: Evicted::default(), no_room: None, buffers: None }
+impl<'c> Eviction<'c> {
+    pub(crate) fn new(evictor: &'c Evictor, judge: &'c dyn Judge) -> Eviction<'c> {
+        Eviction { evictor, judge, evicted: Evicted::default(), no_room: None, buffers: None }
     }
 
     /// Returns what was evicted.
@@ -43,19 +43,19 @@ impl<'c> Going<'c> {
 
     /// Evicts protected frames to which no request in flight may be writing. If the store only
     /// lacks room, notes that and returns `Ok`.
-    pub(crate) fn go(&mut self, piece: Piece<'_>) -> io::Result<()> {
-        match self.go_each(piece) {
+    pub(crate) fn evict(&mut self, piece: Piece<'_>) -> io::Result<()> {
+        match self.evict_piece(piece) {
             Err(error) if is_no_room(&error) => self.no_room = Some(error),
             done => return done,
         }
         Ok(())
     }
 
-    fn go_each(&mut self, piece: Piece<'_>) -> io::Result<()> {
+    fn evict_piece(&mut self, piece: Piece<'_>) -> io::Result<()> {
         if piece.is_empty() {
             return Ok(());
         }
-        let Going { evictor, judge, evicted, buffers, .. } = self;
+        let Eviction { evictor, judge, evicted, buffers, .. } = self;
         let Buffers { held, saved } = buffers.get_or_insert_with(|| evictor.spare.take());
         let pages = held.at_least(piece.len());
         let mut places = match evictor.unwritten(&piece, pages, *judge) {
@@ -71,7 +71,7 @@ impl<'c> Going<'c> {
     }
 }
 
-impl Drop for Going<'_> {
+impl Drop for Eviction<'_> {
     fn drop(&mut self) {
         if let Some(buffers) = self.buffers.take() {
             self.evictor.spare.put(buffers);
@@ -88,7 +88,7 @@ impl Evictor {
     /// write; a digest stands for content that must be saved.
     fn unwritten(
         &self,
-        piece: &[Held<'_>],
+        piece: &[ProtectedFrame<'_>],
         pages: &mut [Page],
         judge: &dyn Judge,
     ) -> io::Result<Vec<Found>> {
@@ -109,7 +109,7 @@ impl Evictor {
     }
 
     /// Undoes the places that were found for the first frames of a piece, which stay.
-    fn undo_all(&self, piece: &[Held<'_>], found: Vec<Found>) {
+    fn undo_all(&self, piece: &[ProtectedFrame<'_>], found: Vec<Found>) {
         for (held, place) in piece.iter().zip(found) {
             place.into_iter().for_each(|place| self.residency.undo(held.gfn, place));
         }
@@ -125,10 +125,10 @@ impl Evictor {
         evicted: &mut Evicted,
     ) -> io::Result<()> {
         let frames: Vec<Gfn> = piece.iter().map(|held| held.gfn).collect();
-        let (mut gone, mut stay) = (Vec::with_capacity(piece.len()), Vec::new());
+        let (mut committed, mut stay) = (Vec::with_capacity(piece.len()), Vec::new());
         for (mut held, place) in piece.into_iter().zip(places) {
             match place {
-                Ok(place) if held.word.commit(place.content) => gone.push((held, place)),
+                Ok(place) if held.word.commit(place.content) => committed.push((held, place)),
                 place => {
                     evicted.abandoned += u64::from(place.is_ok());
                     place.into_iter().for_each(|place| self.residency.undo(held.gfn, place));
@@ -136,21 +136,21 @@ impl Evictor {
                 }
             }
         }
-        let goes_whole = self.folios.goes_whole(gone.iter().map(|(held, _)| held.gfn));
+        let goes_whole = self.folios.goes_whole(committed.iter().map(|(held, _)| held.gfn));
         if goes_whole && !stay.is_empty() {
-            self.take_back(gone);
+            self.undo_commits(committed);
             self.open_all(stay);
             return Ok(());
         }
         self.open_all(stay);
         let page_of = |gfn| frames.binary_search(&gfn).ok().and_then(|at| pages.get(at));
-        self.punch_gone(gone, page_of, evicted)
+        self.punch_committed(committed, page_of, evicted)
     }
 
     /// Saves the pages that have no place yet.
     fn save(
         &self,
-        piece: &[Held<'_>],
+        piece: &[ProtectedFrame<'_>],
         pages: &[Page],
         found: &mut [Found],
         to_save: &mut PageBuffer,
@@ -179,28 +179,28 @@ impl Evictor {
     }
 
     /// Notes which frames are in use, for the time when they are touched again.
-    fn note_use(&self, piece: &[Held<'_>], judge: &dyn Judge) {
+    fn note_use(&self, piece: &[ProtectedFrame<'_>], judge: &dyn Judge) {
         let frames: Vec<Gfn> = piece.iter().map(|held| held.gfn).collect();
         let mut in_use = judge.in_use(&frames).into_iter();
         frames.iter().for_each(|&gfn| self.residency.dead().went(gfn, in_use.next() == Some(true)));
     }
 
-    fn take_back(&self, gone: Vec<(Held<'_>, ContentPlace)>) {
-        for (held, place) in gone {
+    fn undo_commits(&self, committed: Vec<(ProtectedFrame<'_>, ContentPlace)>) {
+        for (held, place) in committed {
             let gfn = held.gfn;
             self.open_all([held]);
             self.residency.undo(gfn, place);
         }
     }
 
-    fn punch_gone<'p>(
+    fn punch_committed<'p>(
         &self,
-        mut gone: Vec<(Held<'_>, ContentPlace)>,
+        mut committed: Vec<(ProtectedFrame<'_>, ContentPlace)>,
         page_of: impl Fn(Gfn) -> Option<&'p Page>,
         evicted: &mut Evicted,
     ) -> io::Result<()> {
         let mut punched = 0;
-        let result = runs(&gone, |(held, _)| held.gfn).try_for_each(|(frames, _)| {
+        let result = runs(&committed, |(held, _)| held.gfn).try_for_each(|(frames, _)| {
             if !self.frames.devices().unmap(frames) {
                 return Err(io::ErrorKind::ResourceBusy.into());
             }
@@ -213,10 +213,10 @@ impl Evictor {
             Ok(())
         });
         // What was not punched is as before: the page in the file wins.
-        self.take_back(gone.split_off(punched));
-        for (held, place) in gone {
+        self.undo_commits(committed.split_off(punched));
+        for (held, place) in committed {
             let frame = held.frame();
-            self.residency.note_gone(held.gfn, place);
+            self.residency.note_evicted(held.gfn, place);
             evicted.count(place.content, place.is_kept);
             let wanted = held.word.unlock(place.content);
             self.frames.after(wanted, frame);
