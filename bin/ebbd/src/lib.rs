@@ -35,7 +35,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use self::commands::{disk, memory};
 use self::helpers::{console, injector, relay};
 use self::host::{pool, pool_keeper, recovery, registry, swap_dir};
-use self::model::looking;
+use self::model::monitoring;
 use self::model::record::Settings;
 use self::model::site::Site;
 use self::rest::server;
@@ -78,7 +78,7 @@ struct Arguments {
     #[arg(long, env = "EBB_MOVE_RATE", value_name = "SIZE", default_value = "1G")]
     move_rate: Bytes,
     #[command(flatten)]
-    looking: looking::Looking,
+    monitoring: monitoring::MonitoringSettings,
     /// The user that QEMUs run as, unless `ebb run --user` names one: a name, a number, UID:GID,
     /// or `own` for one that no other process has.
     #[arg(long, env = "EBB_VM_USER", value_name = "USER", default_value = "own", value_parser = user)]
@@ -141,13 +141,13 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     let swap_dir = swap_dir::SwapDir::new(&run_dir, arguments.swap_dir.as_deref())?;
     swap_dir.begin(&run_dir).map_err(anyhow::Error::msg)?;
     check_compressed(arguments.compressed, &run_dir)?;
-    arguments.looking.check().map_err(anyhow::Error::msg)?;
+    arguments.monitoring.check().map_err(anyhow::Error::msg)?;
     tiering::check_rate(arguments.move_rate).map_err(anyhow::Error::msg)?;
     privileges::of_daemon().context("giving up privileges")?;
     let settings = Settings {
         compressed_bytes: arguments.compressed.0,
         read_freed: arguments.read_freed,
-        looking: arguments.looking,
+        monitoring: arguments.monitoring,
         move_rate: arguments.move_rate.0,
         when_swap_is_full: arguments.swap_room.when_swap_is_full,
         swap_quota: arguments.swap_room.quota(),

@@ -2,8 +2,8 @@
 
 pub mod api_error;
 pub mod figures;
-pub mod looking;
 pub mod member;
+pub mod monitoring;
 pub mod record;
 pub mod served;
 pub mod share;

@@ -13,7 +13,7 @@ use ebb_vm::layout::KnownRegion;
 use serde::{Deserialize, Serialize};
 
 use super::BYTES_MAX;
-use super::looking::Looking;
+use super::monitoring::MonitoringSettings;
 use super::served::{GrowthRecord, ImageRecord};
 use super::share::Share;
 use super::swap_rule::{SwapQuota, WhenFull};
@@ -158,9 +158,9 @@ pub struct Settings {
     /// Whether to read back also what the guest has freed since it was evicted.
     #[serde(default)]
     pub read_freed: bool,
-    /// Options of monitorings.
-    #[serde(default)]
-    pub looking: Looking,
+    /// Settings of monitorings.
+    #[serde(default, rename = "looking")]
+    pub monitoring: MonitoringSettings,
     /// Most bytes a second that move between nodes; 0: no limit.
     #[serde(default)]
     pub move_rate: u64,

@@ -49,7 +49,7 @@ impl Tiering {
     /// Begins with nothing known of which memory is hot. If the tiers are nodes, the pages are
     /// placed from now on.
     pub fn new(cx: &VmContext, calibrated: Arc<Calibrated>) -> Tiering {
-        let settings = cx.record.settings.looking.settings(cx.record.backing);
+        let settings = cx.record.settings.monitoring.schedule(cx.record.backing);
         let ladder = cx.record.tiers.as_ref().and_then(|tiers| tiers.ladder.parse().ok());
         let rate = cx.record.settings.move_rate;
         let placing = ladder.and_then(|ladder| Placing::start(&ladder, &cx.pager, rate));
@@ -116,7 +116,7 @@ impl Tiering {
             Some(placing) => self.calibrated.node_weights(placing.ends()),
             None => self.calibrated.weights(),
         };
-        let threshold = cx.record.settings.looking.threshold();
+        let threshold = cx.record.settings.monitoring.threshold();
         let sorted = Sorted::new(&run.levels, weights);
         let heat = Heat::new(&run, &sorted, weights, threshold, cx.record.accelerator);
         let (windows, is_by_guest) = (run.windows, matches!(run.by, By::Guest(_)));

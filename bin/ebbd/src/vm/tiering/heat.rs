@@ -22,7 +22,7 @@ const BLOCKS_MAX: u64 = 4096;
 pub struct Heat {
     ended: Instant,
     took: Duration,
-    looking: Duration,
+    tracking: Duration,
     windows: u8,
     rounds: Round,
     tracker: HeatTracker,
@@ -63,7 +63,7 @@ impl Heat {
         Heat {
             ended: Instant::now(),
             took: run.began.elapsed(),
-            looking: run.looking,
+            tracking: run.tracking,
             windows: run.windows,
             rounds: run.rounds,
             tracker: run.tracker(),
@@ -132,7 +132,7 @@ impl Heat {
             memory_bytes: self.map.frames() * FRAME_BYTES,
             used_bytes: self.used_frames * FRAME_BYTES,
             hot_bytes: self.hot_bytes(),
-            looking_us: u64::try_from(self.looking.as_micros()).unwrap_or(u64::MAX),
+            looking_us: u64::try_from(self.tracking.as_micros()).unwrap_or(u64::MAX),
             tables_read: self.rounds.tables,
             tables_pruned: self.rounds.pruned_tables,
             marks_cleared: self.rounds.cleared_entries,

@@ -16,7 +16,7 @@ pub struct Run {
     pub levels: Levels,
     pub began: Instant,
     pub windows: u8,
-    pub looking: Duration,
+    pub tracking: Duration,
     /// The rest of a round that was broken off; the next tick goes on with it.
     pub rest: Option<Walk>,
     /// How often the round was broken off.
@@ -45,7 +45,7 @@ impl Run {
             levels,
             began: Instant::now(),
             windows: 0,
-            looking: Duration::ZERO,
+            tracking: Duration::ZERO,
             rest: None,
             broken_off: 0,
             is_last: false,
@@ -64,7 +64,7 @@ impl Run {
 
     /// Adds a round that ended, or was broken off (`None`), after `took`.
     pub fn add(&mut self, walk: Walk, round: Option<Round>, took: Duration) {
-        self.looking += took;
+        self.tracking += took;
         let Some(round) = round else {
             (self.rest, self.broken_off) = (Some(walk), self.broken_off + 1);
             return;

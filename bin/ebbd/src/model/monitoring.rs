@@ -1,4 +1,4 @@
-//! Options of monitorings, as `ebbd` got them at its start.
+//! Settings of monitorings, as `ebbd` got them at its start.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ const WINDOW_MS_MIN: u64 = 200;
 
 /// The pace of monitorings (vTMM, section 3.2.3), and what counts as hot.
 #[derive(clap::Args, Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Looking {
+pub struct MonitoringSettings {
     /// Length of a window of a monitoring, in milliseconds, 200 at least.
     #[arg(long, env = "EBB_HEAT_WINDOW_MS", value_name = "MS", default_value_t = 600)]
     heat_window_ms: u64,
@@ -28,10 +28,10 @@ pub struct Looking {
     heat_threshold: Option<u8>,
 }
 
-impl Default for Looking {
-    fn default() -> Looking {
+impl Default for MonitoringSettings {
+    fn default() -> MonitoringSettings {
         let ScheduleSettings { window, rounds, .. } = ScheduleSettings::default();
-        Looking {
+        MonitoringSettings {
             heat_window_ms: u64::try_from(window.as_millis()).unwrap_or(u64::MAX),
             heat_windows: rounds,
             heat_period_s: None,
@@ -40,9 +40,9 @@ impl Default for Looking {
     }
 }
 
-impl Looking {
-    /// Settings for a VM whose memory has this backing.
-    pub fn settings(&self, backing: Backing) -> ScheduleSettings {
+impl MonitoringSettings {
+    /// The schedule of a VM whose memory has this backing.
+    pub fn schedule(&self, backing: Backing) -> ScheduleSettings {
         let settings = match backing {
             Backing::Small => ScheduleSettings::default(),
             _ => ScheduleSettings::huge(),
@@ -80,7 +80,7 @@ impl Looking {
                 self.heat_windows
             ));
         }
-        let settings = self.settings(Backing::Small);
+        let settings = self.schedule(Backing::Small);
         settings.check().map_err(|why| {
             format!("{why}: see --heat-window-ms, --heat-windows and --heat-period-s")
         })
@@ -93,23 +93,23 @@ mod tests {
 
     #[test]
     fn what_is_not_told_is_as_in_the_paper() {
-        let looking = Looking::default();
-        assert_eq!(looking.settings(Backing::Small), ScheduleSettings::default());
-        assert_eq!(looking.settings(Backing::Thp), ScheduleSettings::huge());
-        let every_hour = Looking { heat_period_s: Some(3600), ..looking };
-        assert_eq!(every_hour.settings(Backing::Thp).period, Duration::from_secs(3600));
+        let monitoring = MonitoringSettings::default();
+        assert_eq!(monitoring.schedule(Backing::Small), ScheduleSettings::default());
+        assert_eq!(monitoring.schedule(Backing::Thp), ScheduleSettings::huge());
+        let every_hour = MonitoringSettings { heat_period_s: Some(3600), ..monitoring };
+        assert_eq!(every_hour.schedule(Backing::Thp).period, Duration::from_secs(3600));
     }
 
     #[test]
     fn what_cannot_hold_together_is_told() {
-        let good = Looking::default();
+        let good = MonitoringSettings::default();
         assert_eq!(good.check(), Ok(()));
         for (bad, why) in [
-            (Looking { heat_window_ms: 199, ..good }, "give 200 or more"),
-            (Looking { heat_windows: 0, ..good }, "needs 1 to 250 windows"),
-            (Looking { heat_windows: 101, ..good }, "101 windows of 600ms do not fit"),
-            (Looking { heat_period_s: Some(4), ..good }, "period of 4s"),
-            (Looking { heat_threshold: Some(9), ..good }, "give 1 to 8 windows"),
+            (MonitoringSettings { heat_window_ms: 199, ..good }, "give 200 or more"),
+            (MonitoringSettings { heat_windows: 0, ..good }, "needs 1 to 250 windows"),
+            (MonitoringSettings { heat_windows: 101, ..good }, "101 windows of 600ms do not fit"),
+            (MonitoringSettings { heat_period_s: Some(4), ..good }, "period of 4s"),
+            (MonitoringSettings { heat_threshold: Some(9), ..good }, "give 1 to 8 windows"),
         ] {
             let said = bad.check().unwrap_err();
             assert!(said.contains(why) && !said.contains('\n'), "{said}");
