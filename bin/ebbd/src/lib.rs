@@ -121,11 +121,11 @@ fn run() -> anyhow::Result<()> {
 
 /// Another daemon has the run directory. The caller may try again once that daemon has ended.
 #[derive(Debug, thiserror::Error)]
-#[error("another ebbd runs with {}{}", .0.display(), told(.1))]
+#[error("another ebbd runs with {}{}", .0.display(), how_to_end(.1))]
 struct Owned(PathBuf, Option<i32>);
 
 /// Advice on how to end the other daemon, if its process number is known.
-fn told(pid: &Option<i32>) -> String {
+fn how_to_end(pid: &Option<i32>) -> String {
     pid.map(|pid| format!(": {}, or name another directory", advice::end(pid))).unwrap_or_default()
 }
 

@@ -83,15 +83,15 @@ pub fn start(directory: &Path, logs: &Path, messages: Option<PipeReader>) -> io:
         // Signals to the daemon's group must not end this process.
         .process_group(0)
         .spawn()?;
-    let mut word = String::new();
-    if let Some(told) = child.stdout.take() {
-        BufReader::new(told).read_line(&mut word)?;
+    let mut answer = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        BufReader::new(stdout).read_line(&mut answer)?;
     }
-    if word.trim_end() == "ready" {
+    if answer.trim_end() == "ready" {
         return Ok(child);
     }
     let ended = child.wait()?;
-    let why = match word.trim_end() {
+    let why = match answer.trim_end() {
         "" => format!("ebbd console ended ({ended})"),
         why => why.to_owned(),
     };
@@ -126,8 +126,8 @@ pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     let confined = crate::support::privileges::of_device(false).context("giving up privileges");
     let begun = confined.and_then(|()| begin(&arguments));
     // Nobody reads standard error: the process that started this one reads one line.
-    let told = begun.as_ref().map_or_else(|error| format!("{error:#}"), |_| "ready".into());
-    writeln!(io::stdout(), "{told}")?;
+    let answer = begun.as_ref().map_or_else(|error| format!("{error:#}"), |_| "ready".into());
+    writeln!(io::stdout(), "{answer}")?;
     let (port, listener) = begun?;
     let messages = arguments.messages;
     let noting = thread::spawn(move || note(&messages));

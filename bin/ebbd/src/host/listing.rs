@@ -70,7 +70,7 @@ impl Stage {
 /// Why the VM is not served, and what is to be expected or done.
 fn why_not_recovered(why: &str, again: Instant) -> String {
     let why = match want_of_descriptors(why) {
-        Some(told) => format!("{why}: {told}"),
+        Some(advice) => format!("{why}: {advice}"),
         None => why.into(),
     };
     let left = again.saturating_duration_since(Instant::now());

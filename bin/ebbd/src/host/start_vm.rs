@@ -35,11 +35,11 @@ async fn begin(daemon: &Daemon, name: VmName, work: Work) -> Answer<()> {
             reserved.keep();
             Ok(())
         }
-        Ok((process, told)) => {
+        Ok((process, result)) => {
             // The process may still be clearing something away.
             process.ended().await;
             clear_away(reserved).await;
-            Err(match told {
+            Err(match result {
                 TaskResult::Refused(refused) => refused,
                 _ => ApiError::Failed("nothing was to be recovered".into()),
             })

@@ -114,8 +114,8 @@ impl Supervisor {
             return Ok(Ok(process));
         }
         let task = self.daemon.task(&self.name, Work::Recover);
-        let (process, told) = VmProcess::start(task, follows).await?;
-        Ok(match told {
+        let (process, result) = VmProcess::start(task, follows).await?;
+        Ok(match result {
             TaskResult::Managed => {
                 listing.set(Stage::Managed);
                 Ok(process)

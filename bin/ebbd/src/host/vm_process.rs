@@ -125,7 +125,7 @@ fn start(task: &Task, follows: bool) -> io::Result<(VmProcess, TaskResult)> {
     let mut child = command.spawn()?;
     let process = Process::open(child.id() as i32);
     match process.and_then(|process| Ok((process, ask(&mut child, task)?))) {
-        Ok((process, told)) => Ok((VmProcess { process, child: Some(child) }, told)),
+        Ok((process, result)) => Ok((VmProcess { process, child: Some(child) }, result)),
         Err(error) => Err(how_it_ended(child, error)),
     }
 }

@@ -95,14 +95,14 @@ fn recover_vm(site: &Site, name: &VmName, directory: &Path) -> Answer<Option<Rea
 /// Restarts the console in a thread of its own: QEMU may be slow to answer, and its faults must not
 /// wait for that.
 fn keep_console(name: VmName, directory: PathBuf, logs: PathBuf) {
-    let told = name.clone();
+    let vm = name.clone();
     let keep = move || {
         if let Err(error) = console::restart_if_gone(&directory, &logs) {
             tracing::warn!("{name}: its console: {error}");
         }
     };
     if let Err(error) = thread::Builder::new().name("console".into()).spawn(keep) {
-        tracing::warn!("{told}: its console: {error}");
+        tracing::warn!("{vm}: its console: {error}");
     }
 }
 
@@ -175,9 +175,9 @@ fn run(site: &Site, request: &RunRequest, directory: &Path) -> Answer<Begun> {
         let (name, at) = (request.name.clone(), directory.to_owned());
         let filters = is_qemu && plan.sandbox;
         let noting = child.release(move |ended| {
-            if let Some(told) = confine::filtered(&name, pid, ended.signal()).filter(|_| filters) {
-                tracing::error!("{told}");
-                last_words::leave(&at, &told);
+            if let Some(why) = confine::filtered(&name, pid, ended.signal()).filter(|_| filters) {
+                tracing::error!("{why}");
+                last_words::leave(&at, &why);
             }
         });
         qemu = qemu.or(noting.filter(|_| is_qemu));

@@ -176,13 +176,13 @@ impl Growth {
     }
 
     /// Sets what to call at a violation: once, until the next [`Growth::look`].
-    pub fn on_violation(&self, tell: impl Fn() + Send + Sync + 'static) {
-        let _ = self.link.tell.set(Box::new(tell));
+    pub fn on_violation(&self, report: impl Fn() + Send + Sync + 'static) {
+        let _ = self.link.on_violation.set(Box::new(report));
     }
 
     /// Whether there was a violation since the last look.
     pub fn look(&self) -> bool {
-        self.link.told.swap(false, AcqRel)
+        self.link.violation_reported.swap(false, AcqRel)
     }
 }
 
@@ -197,9 +197,9 @@ struct Link {
     pager: OnceLock<Weak<Pager>>,
     places: Places,
     guards: OnceLock<Vec<Arc<Guard>>>,
-    tell: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    on_violation: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Whether a violation was told, and nobody has looked since.
-    told: AtomicBool,
+    violation_reported: AtomicBool,
 }
 
 impl Link {
@@ -240,10 +240,10 @@ impl Sentry for Link {
         let guards = self.guards.get().into_iter().flatten();
         let mut touches = guards.map(|guard| guard.judge(gfn.gpa(), write));
         if touches.find(|touch| *touch != Touch::Outside) == Some(Touch::Forbidden)
-            && !self.told.swap(true, AcqRel)
-            && let Some(tell) = self.tell.get()
+            && !self.violation_reported.swap(true, AcqRel)
+            && let Some(report) = self.on_violation.get()
         {
-            tell();
+            report();
         }
     }
 }

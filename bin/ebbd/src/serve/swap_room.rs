@@ -137,9 +137,9 @@ mod tests {
 
     #[test]
     fn a_swap_file_in_memory_is_told() {
-        let told = in_memory(Path::new("/dev/shm/web.7.swap"), false).unwrap();
+        let message = in_memory(Path::new("/dev/shm/web.7.swap"), false).unwrap();
         for word in ["/dev/shm", "saves nothing", "EBB_SWAP_DIR"] {
-            assert!(told.contains(word) && !told.contains('\n'), "{told}");
+            assert!(message.contains(word) && !message.contains('\n'), "{message}");
         }
         assert!(in_memory(Path::new("/dev/shm/web"), true).unwrap().contains("--tier"));
         assert_eq!(in_memory(Path::new("/proc/web.7.swap"), false), None);

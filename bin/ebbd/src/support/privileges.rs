@@ -132,9 +132,9 @@ mod tests {
     #[test]
     fn want_of_descriptors_is_told_with_the_limit() {
         let why = format!("QEMU: {}", io::Error::from(rustix::io::Errno::MFILE));
-        let told = want_of_descriptors(&why).unwrap();
+        let message = want_of_descriptors(&why).unwrap();
         for word in ["ulimit -Hn", "LimitNOFILE", &format!("`kill {}`", std::process::id())] {
-            assert!(told.contains(word) && !told.contains('\n'), "{told}");
+            assert!(message.contains(word) && !message.contains('\n'), "{message}");
         }
         assert_eq!(want_of_descriptors("QEMU: No such file or directory (os error 2)"), None);
     }

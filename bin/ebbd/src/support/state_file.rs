@@ -241,8 +241,8 @@ mod tests {
         let other = directory.join("b.json");
         for path in [&path, &other] {
             let error = save(path, &vec![7; 2000]).unwrap_err();
-            let told = format!("no space left in {}: make room there", directory.display());
-            assert_eq!((is_no_room(&error), error.to_string()), (true, told));
+            let message = format!("no space left in {}: make room there", directory.display());
+            assert_eq!((is_no_room(&error), error.to_string()), (true, message));
         }
         assert_eq!(on_record(), Some(vec![u64::MAX; 20]));
         assert_eq!(names(&directory), ["a.json", "a.json.next", "fill"]);

@@ -268,15 +268,15 @@ mod tests {
 
     #[test]
     fn a_daemon_that_may_not_change_users_says_so_beforehand() {
-        let told = thread::spawn(|| {
+        let message = thread::spawn(|| {
             let none = CapabilitySet::empty();
             let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
             // This holds for this thread alone; a thread without capabilities has none to give up.
             rustix::thread::set_capabilities(None, sets).unwrap();
             can_be(User::PerProcess(USERS.start)).unwrap_err().to_string()
         });
-        let told = told.join().unwrap();
-        assert!(told.contains("start QEMU as another user"), "{told}");
+        let message = message.join().unwrap();
+        assert!(message.contains("start QEMU as another user"), "{message}");
     }
 
     #[test]
@@ -289,8 +289,8 @@ mod tests {
     #[test]
     fn a_user_of_others_is_told() {
         assert_eq!(shared_user(User::PerProcess(USERS.start)), None);
-        let told = |uid| shared_user(User::Fixed { uid, gid: 1 }).unwrap_or_default();
-        assert!(told(0).contains("keys") && told(33).contains("user 33"));
+        let message = |uid| shared_user(User::Fixed { uid, gid: 1 }).unwrap_or_default();
+        assert!(message(0).contains("keys") && message(33).contains("user 33"));
     }
 
     #[test]
@@ -306,8 +306,8 @@ mod tests {
         assert_eq!(plan.advice("it said nothing", Some(Signal::KILL.as_raw())), "");
         assert_eq!(plan.advice("no such device", None), "");
         let name: VmName = "web".parse().unwrap();
-        let told = filtered(&name, 7, Some(Signal::SYS.as_raw())).unwrap();
-        assert!(told.contains("web: QEMU 7") && told.contains("-sandbox"), "{told}");
+        let message = filtered(&name, 7, Some(Signal::SYS.as_raw())).unwrap();
+        assert!(message.contains("web: QEMU 7") && message.contains("-sandbox"), "{message}");
         assert_eq!(filtered(&name, 7, Some(Signal::KILL.as_raw())), None);
         assert_eq!(filtered(&name, 7, None), None);
         let privileged = Plan { identity: None, ..plan };
@@ -319,13 +319,13 @@ mod tests {
         let words =
             |rule| format!("qemu: -nic user: Could not set up host forwarding rule '{rule}'");
         for rule in ["tcp::80-:80", "tcp:127.0.0.1:80-10.0.2.15:8080", "udp:my-host:80-:80"] {
-            let told = port_advice(&words(rule), 1024).unwrap();
+            let message = port_advice(&words(rule), 1024).unwrap();
             for word in ["Port 80 ", "1024", "ip_unprivileged_port_start", "--privileged"] {
-                assert!(told.contains(word), "{rule}: {told}");
+                assert!(message.contains(word), "{rule}: {message}");
             }
         }
-        let told = port_advice(&words("tcp::8080-:80"), 1024).unwrap();
-        assert!(told.contains("in use") && !told.contains("--privileged"), "{told}");
+        let message = port_advice(&words("tcp::8080-:80"), 1024).unwrap();
+        assert!(message.contains("in use") && !message.contains("--privileged"), "{message}");
         assert!(port_advice(&words("tcp::80-:80"), 80).unwrap().contains("in use"));
         for other in ["it said nothing", "forwarding rule '", "forwarding rule 'a-b'"] {
             assert_eq!(port_advice(other, 1024), None, "{other}");
@@ -342,9 +342,9 @@ mod tests {
             ("Could not open '/dev/net/tun': Permission denied", "0666"),
             ("could not configure /dev/net/tun (t0): Operation not permitted", "has to be there"),
         ] {
-            let told = plan.advice(words, None);
-            assert!(told.contains(way) && !told.contains("--disk"), "{words}: {told}");
-            assert!(told.contains("tap user UID, and --user UID"), "{words}: {told}");
+            let message = plan.advice(words, None);
+            assert!(message.contains(way) && !message.contains("--disk"), "{words}: {message}");
+            assert!(message.contains("tap user UID, and --user UID"), "{words}: {message}");
         }
     }
 }

@@ -94,11 +94,11 @@ fn load(directory: &Path) -> io::Result<Option<Mark>> {
     let path = directory.join(FILE);
     state_file::load(&path).map_err(|error| {
         let (path, kind) = (path.display(), error.kind());
-        let told = format!(
+        let message = format!(
             "the mark of a start that was cut off cannot be read ({error}): end the QEMU of that VM \
              if it runs, and remove {path}"
         );
-        io::Error::new(kind, told)
+        io::Error::new(kind, message)
     })
 }
 

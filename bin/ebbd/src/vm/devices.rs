@@ -89,17 +89,17 @@ impl Devices {
 
     /// Looks, if the descriptors have changed.
     pub fn glance(&mut self, cx: &mut VmContext) -> Option<Narrowed> {
-        if cx.reaching.is_told && !cx.reaching.is_as_seen() { self.look(cx) } else { None }
+        if cx.reaching.is_complete && !cx.reaching.is_unchanged() { self.look(cx) } else { None }
     }
 
     /// Looks, if the descriptors have changed or a look is due.
     pub fn keep(&mut self, cx: &mut VmContext, open: &mut OpenFiles) -> Option<Narrowed> {
-        let same = cx.reaching.seen.as_ref().is_some_and(|seen| seen.is_of(open));
-        if self.is_due(cx) || (cx.reaching.is_told && !same) {
+        let same = cx.reaching.descriptors.as_ref().is_some_and(|seen| seen.is_of(open));
+        if self.is_due(cx) || (cx.reaching.is_complete && !same) {
             return self.look(cx);
         }
         // Each question lets touches that wait for room go on.
-        let asks = cx.record.evicts && cx.reaching.is_told && !cx.is_halted();
+        let asks = cx.record.evicts && cx.reaching.is_complete && !cx.is_halted();
         if asks && self.asked_migration.is_none_or(|asked| asked.elapsed() >= MIGRATION_EVERY) {
             self.ask(cx, false);
             return self.narrowed(cx);
@@ -115,7 +115,7 @@ impl Devices {
 
     fn is_due(&self, cx: &VmContext) -> bool {
         let since = |at: Option<Instant>, most| at.is_none_or(|at: Instant| at.elapsed() >= most);
-        match cx.reaching.is_told {
+        match cx.reaching.is_complete {
             true => since(self.asked, ALL_EVERY) || self.owes(cx),
             false => self.retry.is_due(),
         }
@@ -123,18 +123,18 @@ impl Devices {
 
     /// Whether a device may ask for content that has not come back.
     fn owes(&self, cx: &VmContext) -> bool {
-        cx.reaching.is_told && cx.reaching.reach() < self.settled
+        cx.reaching.is_complete && cx.reaching.reach() < self.settled
     }
 
     fn ask(&mut self, cx: &mut VmContext, all: bool) {
         let before = cx.reaching.all();
         let gate = OpenGate::for_all(&cx.pager);
         let end = reach::end_of_look();
-        let told = if all { self.ask_all(cx, end) } else { self.ask_migration(cx, end) };
+        let answer = if all { self.ask_all(cx, end) } else { self.ask_migration(cx, end) };
         drop(gate);
-        cx.reaching.is_told = told.is_ok();
+        cx.reaching.is_complete = answer.is_ok();
         let name = &cx.record.name;
-        match told {
+        match answer {
             Ok(()) => self.retry.worked(),
             Err(why) => {
                 self.retry.failed();
@@ -174,7 +174,7 @@ impl Devices {
         let qmp = cx.qmp.socket().ok_or("its QMP socket does not answer")?;
         let own = own_names(&cx.record);
         found.extend(reach::of_vmm(qmp, &own, end).map_err(|error| error.to_string())?);
-        (cx.reaching.found, cx.reaching.seen) = (found, Some(Arc::new(seen)));
+        (cx.reaching.found, cx.reaching.descriptors) = (found, Some(Arc::new(seen)));
         self.ask_migration(cx, end)?;
         // Last, because what may be reclaimed or evicted does not depend on it.
         plugged::look(cx, &mut self.plugged, end);
@@ -191,7 +191,7 @@ impl Devices {
     /// Returns what must come back for the devices that are there now. Until [`Devices::settle`]
     /// the guest is stopped, or its migration is cancelled.
     fn narrowed(&mut self, cx: &mut VmContext) -> Option<Narrowed> {
-        if !cx.reaching.is_told {
+        if !cx.reaching.is_complete {
             return None;
         }
         let reach = cx.reaching.reach();
@@ -258,7 +258,7 @@ impl Devices {
 
     /// Looks whether the VMM still has all of its memory, if it has closed a descriptor of it.
     pub fn glance_at_regions(&mut self, cx: &mut VmContext) {
-        let same = self.unplugged.is_as_seen(&cx.process, cx.pager.ram());
+        let same = self.unplugged.is_unchanged(&cx.process, cx.pager.ram());
         if !same.unwrap_or(false) {
             self.keep_regions(cx, &mut OpenFiles::default());
         }

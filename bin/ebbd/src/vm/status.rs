@@ -286,16 +286,16 @@ mod tests {
 
     #[test]
     fn a_vm_that_the_host_has_no_memory_for_is_told() {
-        let told = too_large(100 << 30, 23 << 30).unwrap();
-        assert!(told.contains("100 GiB") && told.contains("23 GiB"), "{told}");
-        assert!(told.contains("ebb limit") && !told.contains('\n'), "{told}");
+        let message = too_large(100 << 30, 23 << 30).unwrap();
+        assert!(message.contains("100 GiB") && message.contains("23 GiB"), "{message}");
+        assert!(message.contains("ebb limit") && !message.contains('\n'), "{message}");
         assert_eq!(too_large(1 << 30, 1 << 30), None);
     }
 
     #[test]
     fn a_key_on_a_disk_is_told() {
-        let told = key_on_disk(Path::new("/proc")).unwrap();
-        assert!(told.contains("/proc") && told.contains("EBB_RUN_DIR"), "{told}");
+        let message = key_on_disk(Path::new("/proc")).unwrap();
+        assert!(message.contains("/proc") && message.contains("EBB_RUN_DIR"), "{message}");
         assert_eq!(key_on_disk(Path::new("/dev/shm")), None);
     }
 }

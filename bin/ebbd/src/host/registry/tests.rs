@@ -68,8 +68,9 @@ fn a_mark_of_an_earlier_daemon_is_understood() {
     fs::create_dir(&directory).unwrap();
     fs::write(&mark, r#"{"qemu":{"Later":1}}"#).unwrap();
     assert!(!remove_if_dead(&directory));
-    let told = starting::check(&directory).unwrap_err().to_string();
-    assert!(told.contains(mark.to_str().unwrap()) && told.contains("end the QEMU"), "{told}");
+    let message = starting::check(&directory).unwrap_err().to_string();
+    let mark = mark.to_str().unwrap();
+    assert!(message.contains(mark) && message.contains("end the QEMU"), "{message}");
 }
 
 /// QEMU may have handed the directory of its sockets to anybody.
@@ -113,9 +114,9 @@ fn a_detached_vm_runs_on() {
 /// `ebb` starts the daemon, so an option of the daemon alone would help few.
 #[test]
 fn a_refused_key_names_what_to_set() {
-    let told = keys_refused(Path::new("/var/ebb"));
-    assert!(told.contains("/var/ebb") && !told.contains('\n'), "{told}");
-    assert!(told.contains(&format!("kill {}", std::process::id())), "{told}");
+    let message = keys_refused(Path::new("/var/ebb"));
+    assert!(message.contains("/var/ebb") && !message.contains('\n'), "{message}");
+    assert!(message.contains(&format!("kill {}", std::process::id())), "{message}");
     // The names that clap knows.
     use clap::CommandFactory;
     let known = crate::Arguments::command();
@@ -123,7 +124,7 @@ fn a_refused_key_names_what_to_set() {
         let argument = known.get_arguments().find(|argument| argument.get_id() == id).unwrap();
         let variable = argument.get_env().unwrap().to_str().unwrap();
         let option = format!("--{}", argument.get_long().unwrap());
-        assert!(told.contains(variable) && told.contains(&option), "{told}");
+        assert!(message.contains(variable) && message.contains(&option), "{message}");
     }
 }
 

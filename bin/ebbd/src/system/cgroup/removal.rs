@@ -73,17 +73,17 @@ fn inode(directory: &Path) -> io::Result<u64> {
 
 /// Removes a control group that is empty.
 pub fn remove(directories: &[PathBuf]) {
-    directories.iter().for_each(|directory| told(directory, remove_soon(directory, None)));
+    directories.iter().for_each(|directory| log_failure(directory, remove_soon(directory, None)));
 }
 
 /// As [`remove`], but leaves directories that were made anew and have other inode numbers.
 fn remove_these(groups: &[(PathBuf, u64)]) {
     groups.iter().for_each(|(directory, number)| {
-        told(directory, remove_soon(directory, Some(*number)));
+        log_failure(directory, remove_soon(directory, Some(*number)));
     });
 }
 
-fn told(directory: &Path, removed: io::Result<()>) {
+fn log_failure(directory: &Path, removed: io::Result<()>) {
     match removed {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             tracing::warn!("control group {}: {error}", directory.display());

@@ -28,10 +28,10 @@ fn remembered(known: &OnceLock<bool>, ask: impl FnOnce() -> Option<bool>) -> boo
 }
 
 /// The answer of a QEMU; none: it failed for another reason.
-fn clear(told: &Output) -> Option<bool> {
-    match told.status.success() {
+fn clear(output: &Output) -> Option<bool> {
+    match output.status.success() {
         true => Some(true),
-        false => String::from_utf8_lossy(&told.stderr).contains("sandbox").then_some(false),
+        false => String::from_utf8_lossy(&output.stderr).contains("sandbox").then_some(false),
     }
 }
 

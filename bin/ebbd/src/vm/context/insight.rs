@@ -277,12 +277,12 @@ mod tests {
 
     #[test]
     fn who_runs_without_paging_does_not_wait() {
-        let told = |text: &str| parse_vcpus(&format!("CPU#0\n{text}"));
+        let parsed = |text: &str| parse_vcpus(&format!("CPU#0\n{text}"));
         let runs = UNSTARTED.replace("fff0", "7c00");
-        assert!(!told(&runs).unwrap()[0].waits);
-        assert!(told(&runs.replace("HLT=0", "HLT=1")).unwrap()[0].waits);
-        assert_eq!(told(&RUNNING.replace("CR3=", "CR9=")), None);
-        assert_eq!(told(&RUNNING.replace("CR3=0", "CR3=zz")), None);
+        assert!(!parsed(&runs).unwrap()[0].waits);
+        assert!(parsed(&runs.replace("HLT=0", "HLT=1")).unwrap()[0].waits);
+        assert_eq!(parsed(&RUNNING.replace("CR3=", "CR9=")), None);
+        assert_eq!(parsed(&RUNNING.replace("CR3=0", "CR3=zz")), None);
         assert_eq!(parse_vcpus("no"), None);
     }
 }

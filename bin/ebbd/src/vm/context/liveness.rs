@@ -30,7 +30,7 @@ pub struct Liveness<'a> {
     /// Whether QEMU did not answer in time.
     is_silent: bool,
     /// QEMU's descriptors when it told its devices.
-    seen: Option<Arc<Descriptors>>,
+    descriptors: Option<Arc<Descriptors>>,
 }
 
 /// Why the trusted kernel does not run.
@@ -57,13 +57,13 @@ impl<'a> Liveness<'a> {
             asked: guest.confirmed(),
             ended: None,
             is_silent: false,
-            seen: reaching.seen.clone(),
+            descriptors: reaching.descriptors.clone(),
         }
     }
 
     /// Whether no device that reaches the memory by itself can have come.
-    fn is_as_seen(&self) -> bool {
-        self.seen.as_ref().is_some_and(|seen| seen.holds())
+    fn is_unchanged(&self) -> bool {
+        self.descriptors.as_ref().is_some_and(|seen| seen.holds())
     }
 
     /// Whether the kernel still runs. Once it does not, the answer stays "no". Waits for QEMU, so
@@ -76,7 +76,7 @@ impl<'a> Liveness<'a> {
                 false => self.ended = Some(End::Unknown),
             }
         }
-        self.ended.is_none() && self.is_as_seen()
+        self.ended.is_none() && self.is_unchanged()
     }
 
     /// Whether the kernel still runs, for a caller that has locked frames. If QEMU does not answer
@@ -92,7 +92,7 @@ impl<'a> Liveness<'a> {
                 _ => self.ended = Some(End::Unknown),
             }
         }
-        self.ended.is_none() && !self.is_silent && self.is_as_seen()
+        self.ended.is_none() && !self.is_silent && self.is_unchanged()
     }
 
     /// Whether no reset was told. Does not wait for QEMU, which may wait for frames that the caller

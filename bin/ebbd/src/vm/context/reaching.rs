@@ -12,13 +12,13 @@ use crate::support::open_files::Descriptors;
 #[derive(Default)]
 pub struct Reaching {
     /// The VMM's descriptors just before QEMU was asked last.
-    pub seen: Option<Arc<Descriptors>>,
+    pub descriptors: Option<Arc<Descriptors>>,
     /// The devices that were found.
     pub found: Vec<ReachingDevice>,
     /// The VM's migration, which may count as a device.
     pub migration: Migration,
     /// Whether QEMU told everything at the last look.
-    pub is_told: bool,
+    pub is_complete: bool,
 }
 
 impl Reaching {
@@ -26,7 +26,7 @@ impl Reaching {
     pub fn all(&self) -> Vec<ReachingDevice> {
         let mut all = self.found.clone();
         all.extend(self.migration.shared.clone());
-        all.extend((!self.is_told).then(ReachingDevice::unknown));
+        all.extend((!self.is_complete).then(ReachingDevice::unknown));
         all
     }
 
@@ -36,8 +36,8 @@ impl Reaching {
     }
 
     /// Whether no device can have come since the last look.
-    pub fn is_as_seen(&self) -> bool {
-        self.seen.as_ref().is_some_and(|seen| seen.holds())
+    pub fn is_unchanged(&self) -> bool {
+        self.descriptors.as_ref().is_some_and(|seen| seen.holds())
     }
 
     /// Succeeds if free memory may be reclaimed.

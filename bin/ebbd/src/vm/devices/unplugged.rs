@@ -57,7 +57,7 @@ impl Default for Unplugged {
 impl Unplugged {
     /// Whether the VMM has all descriptors that it was seen to have. Makes one system call for
     /// each.
-    pub fn is_as_seen(&self, process: &Process, ram: &Ram) -> io::Result<bool> {
+    pub fn is_unchanged(&self, process: &Process, ram: &Ram) -> io::Result<bool> {
         for (file, inode) in there(ram)? {
             let Some(known) = self.numbers.get(file).filter(|known| !known.is_empty()) else {
                 return Ok(false);
@@ -292,15 +292,15 @@ mod tests {
         let look = |known: &mut Unplugged| {
             let gone = known.look(&process, &ram, &mut OpenFiles::default()).unwrap();
             assert_eq!(gone, [0; 0], "it is open");
-            assert!(known.is_as_seen(&process, &ram).unwrap());
+            assert!(known.is_unchanged(&process, &ram).unwrap());
             std::mem::take(&mut known.doubted)
         };
-        assert!(!known.is_as_seen(&process, &ram).unwrap(), "nothing was seen");
+        assert!(!known.is_unchanged(&process, &ram).unwrap(), "nothing was seen");
         assert_eq!(look(&mut known), [0; 0]);
         assert!(known.is_astray, "what was before is not known");
         for closed in [&mut first, &mut last] {
             drop(closed.take());
-            assert!(!known.is_as_seen(&process, &ram).unwrap());
+            assert!(!known.is_unchanged(&process, &ram).unwrap());
             assert_eq!(look(&mut known), [0]);
             assert_eq!(look(&mut known), [0; 0]);
         }
@@ -318,8 +318,8 @@ mod tests {
         let nothing = |_| Ok(());
         assert_eq!(known.finish(nothing, |_| unreachable!()), (false, None));
         known.doubt(1);
-        let (tried, told) = known.finish(nothing, fails("no room"));
-        assert!(tried && told.is_some_and(|told| told.contains("no room")));
+        let (tried, warning) = known.finish(nothing, fails("no room"));
+        assert!(tried && warning.is_some_and(|warning| warning.contains("no room")));
         assert_eq!(known.finish(nothing, |_| unreachable!()), (false, None), "it is not due");
         known.doubt(2);
         assert_eq!(known.finish(nothing, fails("no room")), (true, None), "as before");

@@ -44,8 +44,8 @@ pub fn warning(cx: &VmContext) -> Option<String> {
 
 /// Returns why nothing more is evicted.
 pub fn nothing_more(pinned: Option<&str>) -> String {
-    let told = "nothing more can be evicted now";
-    pinned.map_or(told.into(), |why| format!("{told}: {why}, and so {STAYS}"))
+    let message = "nothing more can be evicted now";
+    pinned.map_or(message.into(), |why| format!("{message}: {why}, and so {STAYS}"))
 }
 
 /// Returns why a limit is not kept, though all was evicted that can be.

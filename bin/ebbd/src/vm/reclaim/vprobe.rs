@@ -128,11 +128,11 @@ mod tests {
             stop: None,
             reserve_bytes,
         };
-        let told = pass(0, 3, RESERVE_BYTES).what_stopped_it(u64::MAX);
-        assert!(told.starts_with("all free memory is with the host already"), "{told}");
-        assert!(told.contains("the reserve of 64 MiB"), "{told}");
-        let told = pass(4096, 3, 512 << 20).what_stopped_it(u64::MAX);
-        assert_eq!(told, "nothing more is free above the reserve of 512 MiB");
+        let message = pass(0, 3, RESERVE_BYTES).what_stopped_it(u64::MAX);
+        assert!(message.starts_with("all free memory is with the host already"), "{message}");
+        assert!(message.contains("the reserve of 64 MiB"), "{message}");
+        let message = pass(4096, 3, 512 << 20).what_stopped_it(u64::MAX);
+        assert_eq!(message, "nothing more is free above the reserve of 512 MiB");
         assert_eq!(pass(0, 0, 1 << 20).and_then(pass(0, 1, 2 << 20)).reserve_bytes, 2 << 20);
         assert!(pass(8192, 0, 0).what_stopped_it(8192).contains("was reached"));
     }

@@ -139,7 +139,7 @@ impl Heat {
             is_truncated: self.rounds.is_truncated,
             degrees: self.degrees.clone(),
             block_bytes: self.map.block_frames * FRAME_BYTES,
-            regions: self.map.regions.iter().map(Region::told).collect(),
+            regions: self.map.regions.iter().map(Region::report).collect(),
         }
     }
 }
@@ -233,7 +233,7 @@ impl Map {
 }
 
 impl Region {
-    fn told(&self) -> HeatRegion {
+    fn report(&self) -> HeatRegion {
         let ends = (1..).map(|index: u64| (index * self.block_frames).min(self.frames.count));
         let blocks = self.blocks.iter().zip(ends).enumerate().map(|(index, (block, end))| {
             let frames = end - (index as u64 * self.block_frames).min(end);
@@ -307,15 +307,15 @@ mod tests {
         let sorted = Sorted::new(&levels, Weights::new(1, 3).unwrap());
         let by_degree = Scale { degree_max: 12, threshold: None };
         let map = Map::new(&levels, &sorted, 81, by_degree);
-        let told: Vec<HeatRegion> = map.regions.iter().map(Region::told).collect();
-        assert_eq!((map.block_frames, map.frames(), told.len()), (512, 1512, 2));
-        assert_eq!((told[0].start, told[1].start), (0, 4 << 30));
+        let report: Vec<HeatRegion> = map.regions.iter().map(Region::report).collect();
+        assert_eq!((map.block_frames, map.frames(), report.len()), (512, 1512, 2));
+        assert_eq!((report[0].start, report[1].start), (0, 4 << 30));
         let cold = HeatBlock::default();
         // 100 of the 488 pages of the last block of the first region.
         let warm = HeatBlock { degree: 0.81, used_bytes: 100 << 12, hot_bytes: 80 << 12 };
-        assert_eq!(told[0].blocks, [cold, warm]);
+        assert_eq!(report[0].blocks, [cold, warm]);
         let one = HeatBlock { degree: 0.02, used_bytes: 1 << 12, hot_bytes: 1 << 12 };
-        assert_eq!(told[1].blocks, [one]);
+        assert_eq!(report[1].blocks, [one]);
         let heats = [(0, 511), (0, 512), (0, 611), (0, 612), (1, 0)];
         let heats = heats.map(|(region, page)| map.regions[region].heats[page]);
         assert_eq!(heats, [0, 1, 1, 0, 3]);

@@ -130,15 +130,15 @@ mod tests {
             }
         }
         let sorted = Sorted::new(&levels, Weights::EVEN);
-        let told = |sorted, kernel: &[u64]| -> Vec<(u64, u32)> {
+        let ordered = |sorted, kernel: &[u64]| -> Vec<(u64, u32)> {
             let kernel = kernel.iter().map(|gfn| FrameRange::new(Gfn(*gfn), 1)).collect();
             let known = Known { sorted, kernel, kernel_degree: 3, margin_degrees: 1 };
             let order = order(&places, &known);
             order.into_iter().map(|heat| (heat.gfn.0, heat.degree)).collect()
         };
-        assert_eq!(told(None, &[]), [(0, 0), (2, 0), (3, 0), (8, 0)]);
+        assert_eq!(ordered(None, &[]), [(0, 0), (2, 0), (3, 0), (8, 0)]);
         // Includes a kernel page that a program uses, too, and one that is on no node.
-        let order = told(Some(sorted), &[3, 8, 1]);
+        let order = ordered(Some(sorted), &[3, 8, 1]);
         assert_eq!(order, [(2, 0), (8, 2), (3, 3), (0, 3)]);
         assert_eq!(place_of(&places, Gfn(8)), Some(1));
         assert_eq!(place_of(&places, Gfn(4)), None);

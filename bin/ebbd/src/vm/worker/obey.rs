@@ -199,7 +199,7 @@ impl Worker {
     /// Evicts step by step. Returns what came in the way meanwhile.
     fn evict_by_force(&mut self, by_force: &mut ByForce) -> Answer<Option<ApiError>> {
         loop {
-            if !self.cx.reaching.is_as_seen() {
+            if !self.cx.reaching.is_unchanged() {
                 self.look_at_devices();
                 if let Err(why) = limit::may_evict(&self.cx) {
                     return Ok(Some(why));

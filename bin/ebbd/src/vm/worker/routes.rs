@@ -198,7 +198,7 @@ impl Worker {
         self.glance_at_devices();
         let Turn::Go(marks) = self.limit.begin_turn(&mut self.cx, open) else { return };
         let (end, mut more) = (Instant::now() + TURN, true);
-        while more && Instant::now() < end && self.cx.reaching.is_as_seen() {
+        while more && Instant::now() < end && self.cx.reaching.is_unchanged() {
             if let Some(is_pressed) = self.limit.asks_guest(&self.cx, marks) {
                 self.ask_guest(is_pressed);
             }

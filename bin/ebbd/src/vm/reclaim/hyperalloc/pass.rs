@@ -42,11 +42,12 @@ mod tests {
     #[test]
     fn what_is_with_the_host_already_is_told() {
         let reclaimed = |emptied_bytes| ReclaimedHuge { emptied_bytes, ..ReclaimedHuge::default() };
-        let told = nothing_more(&reclaimed(0), HUGE_BYTES, 2);
-        assert!(told.contains("with the host already, but the 4 MiB that it keeps"), "{told}");
+        let message = nothing_more(&reclaimed(0), HUGE_BYTES, 2);
+        let expected = "with the host already, but the 4 MiB that it keeps";
+        assert!(message.contains(expected), "{message}");
         for (emptied_bytes, soft_bytes) in [(HUGE_BYTES, HUGE_BYTES), (0, 0)] {
-            let told = nothing_more(&reclaimed(emptied_bytes), soft_bytes, 0);
-            assert_eq!(told, "nothing more is free in whole huge frames");
+            let message = nothing_more(&reclaimed(emptied_bytes), soft_bytes, 0);
+            assert_eq!(message, "nothing more is free in whole huge frames");
         }
     }
 }
