@@ -137,7 +137,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     let run_dir = std::path::absolute(&arguments.run_dir)?;
     let log_dir = std::path::absolute(route::log_dir(&run_dir, arguments.log_dir.as_deref()))?;
     log::to_stderr(Some(&log_dir.join(route::LOG_FILE)));
-    let _lock = own(&run_dir)?;
+    let _lock = lock_run_dir(&run_dir)?;
     let swap_dir = swap_dir::SwapDir::new(&run_dir, arguments.swap_dir.as_deref())?;
     swap_dir.begin(&run_dir).map_err(anyhow::Error::msg)?;
     check_compressed(arguments.compressed, &run_dir)?;
@@ -204,7 +204,7 @@ fn check_compressed(size: Bytes, run_dir: &Path) -> anyhow::Result<()> {
 }
 
 /// Makes the run directory and locks it: one daemon for each directory.
-fn own(run_dir: &Path) -> anyhow::Result<File> {
+fn lock_run_dir(run_dir: &Path) -> anyhow::Result<File> {
     private_dir::make(run_dir).context("run directory")?;
     let path = run_dir.join("ebbd.lock");
     let lock = File::options().write(true).create(true).truncate(false).mode(0o600).open(&path);

@@ -40,7 +40,8 @@ pub struct FolioMap {
     /// A bit for each huge frame: it was broken up.
     broken: Bits,
     telling: OnceLock<Telling>,
-    others: OnceLock<Forget>,
+    /// Set by [`FolioMap::on_forget`].
+    forget_other_maps: OnceLock<Forget>,
 }
 
 type Forget = Box<dyn Fn(FrameRange) + Send + Sync>;
@@ -49,7 +50,7 @@ type Forget = Box<dyn Fn(FrameRange) + Send + Sync>;
 struct Telling {
     folios: folios::Folios,
     vmm: Process,
-    own: Process,
+    own_process: Process,
 }
 
 struct Bits(Vec<AtomicU64>);
@@ -87,7 +88,7 @@ impl FolioMap {
             small: Bits::new(count),
             broken: Bits::new(count.div_ceil(FRAMES_PER_HUGE)),
             telling: OnceLock::new(),
-            others: OnceLock::new(),
+            forget_other_maps: OnceLock::new(),
         }
     }
 
@@ -121,7 +122,8 @@ impl FolioMap {
     /// # Errors
     /// The host does not tell large folios: see [`folios::Folios::open`].
     pub fn mind_large_folios(&self, vmm: Process) -> io::Result<()> {
-        let telling = Telling { folios: folios::Folios::open()?, vmm, own: Process::own()? };
+        let (folios, own_process) = (folios::Folios::open()?, Process::own()?);
+        let telling = Telling { folios, vmm, own_process };
         // A second one would tell the same.
         let _ = self.telling.set(telling);
         Ok(())
@@ -197,7 +199,7 @@ impl FolioMap {
         }
         // The VMM may have mapped none of it: mapped here, the folios are this process's to split.
         self.map_data(&large)?;
-        self.report_split(folios::split(&telling.own, large.iter().filter_map(here)));
+        self.report_split(folios::split(&telling.own_process, large.iter().filter_map(here)));
         self.look(telling, &large).map(drop)
     }
 
@@ -205,13 +207,13 @@ impl FolioMap {
     /// split. It is for whoever maps the guest's memory beside the pager. Takes effect once.
     pub fn on_forget(&self, forget: impl Fn(FrameRange) + Send + Sync + 'static) {
         // A second function would only be told of the same.
-        let _ = self.others.set(Box::new(forget));
+        let _ = self.forget_other_maps.set(Box::new(forget));
     }
 
     /// Takes these frames out of this process's page tables: the kernel splits no folio that two
     /// processes map.
     fn forget_here(&self, frames: FrameRange) {
-        if let Some(forget) = self.others.get() {
+        if let Some(forget) = self.forget_other_maps.get() {
             forget(frames);
         }
         for part in self.frames.ram().parts(frames) {

@@ -165,8 +165,8 @@ impl Frames {
     /// As [`Frames::watch_all`].
     pub fn watch_all_writes(&self) -> io::Result<()> {
         let all: Vec<HvaRange> = self.ram.regions().map(Region::hva_range).collect();
-        let there = self.of_ram(&all)?;
-        let mut regions = self.ram.regions().filter(|region| there.contains(&region.hva_range()));
+        let mapped = self.of_ram(&all)?;
+        let mut regions = self.ram.regions().filter(|region| mapped.contains(&region.hva_range()));
         let watch = |region: &Region| self.watch_of(region.frames());
         regions.try_for_each(|region| self.uffd.register(region.hva_range(), watch(region)))
     }
@@ -187,8 +187,8 @@ impl Frames {
     pub fn unwatch_all(&self) -> io::Result<()> {
         let all: Vec<HvaRange> = self.ram.regions().map(Region::hva_range).collect();
         // A range that the VMM does not map any more is not watched either.
-        let there = self.of_ram(&all).unwrap_or(all);
-        there.into_iter().try_for_each(|range| self.uffd.unregister(range))
+        let mapped = self.of_ram(&all).unwrap_or(all);
+        mapped.into_iter().try_for_each(|range| self.uffd.unregister(range))
     }
 
     /// Lets writes to these frames through, and wakes writers that wait. Where the VMM does not map

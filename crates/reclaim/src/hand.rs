@@ -215,7 +215,7 @@ impl Hand {
         let is_ripe = self.windows.is_ripe(index, now);
         let found = self.collect(memory, index, is_ripe, choice);
         self.windows.looked(index, found, is_ripe);
-        Ok(found.there.into())
+        Ok(found.resident.into())
     }
 
     /// Adds to the choice what of a window may be evicted, with its cost.
@@ -235,7 +235,7 @@ impl Hand {
         let mut frames = Vec::new();
         memory.look(huge, &mut |gfn, page| {
             let uses = self.windows.uses(gfn, is_ripe);
-            found.there += 1;
+            found.resident += 1;
             found.kernel += u16::from(is_kernel(page.kind));
             found.unused += u16::from(!uses.is_now());
             frames.extend(page.cost(uses).map(|cost| (gfn, cost)));
@@ -250,7 +250,7 @@ impl Hand {
         let whole = Whole::new(may_go.map(|(_, cost)| cost).collect());
         // A huge page that nobody used in its turn is evicted whole: there is nothing more to know
         // of it. One that was used has unused parts, as far as anybody knows.
-        let is_used = found.unused < found.there;
+        let is_used = found.unused < found.resident;
         let goes_whole =
             |cost: &Cost| piece == Piece::Whole || cost.work == Work::Rests || !is_used;
         match (whole.cost().filter(goes_whole), whole.average()) {
@@ -280,7 +280,7 @@ impl Hand {
         for index in found.to_break.iter().map(|window| window.0 as usize) {
             self.windows.break_up(index);
             let is_ripe = self.windows.is_ripe(index, now);
-            looked += usize::from(self.collect(memory, index, is_ripe, &mut choice).there);
+            looked += usize::from(self.collect(memory, index, is_ripe, &mut choice).resident);
         }
         // How busy the other frames are is known only the next time.
         let rests = { choice.cheapest(|gfn| memory.may_go(gfn)).go.into_iter() }

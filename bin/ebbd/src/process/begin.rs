@@ -136,8 +136,8 @@ fn run(site: &Site, request: &RunRequest, directory: &Path) -> Answer<Begun> {
     let directories = (directory, logs.as_deref().unwrap_or(directory));
     let with = (&served, records.as_slice(), &plan);
     let mut started = start(request, backing.value, directories, with)?;
-    let own = launch::served_names(request.disks.len(), records.len());
-    let found = devices::of_new(&started.process, &mut started.qmp, &own)?;
+    let served_names = launch::served_names(request.disks.len(), records.len());
+    let found = devices::of_new(&started.process, &mut started.qmp, &served_names)?;
     if let Some(tiers) = &tiers {
         tiers::check(tiers, backing.value, &found)?;
     }
@@ -164,12 +164,12 @@ fn run(site: &Site, request: &RunRequest, directory: &Path) -> Answer<Begun> {
         ..known
     };
     let Started { children, process, ram, qmp } = started;
-    let (pid, own) = (process.pid(), process.try_clone());
+    let (pid, qemu_process) = (process.pid(), process.try_clone());
     let with = (served, devices);
     let ready = serve(attach_vm(process, ram, qmp, with, record, directory)?)?;
     // A mark that stays does no harm: the record has precedence.
     let _ = starting::unmark(directory);
-    let (mut qemu, own) = (None, own.map_err(failed("QEMU"))?);
+    let (mut qemu, qemu_process) = (None, qemu_process.map_err(failed("QEMU"))?);
     for child in children {
         let is_qemu = child.pid() == Some(pid);
         let (name, at) = (request.name.clone(), directory.to_owned());
@@ -182,7 +182,7 @@ fn run(site: &Site, request: &RunRequest, directory: &Path) -> Answer<Begun> {
         });
         qemu = qemu.or(noting.filter(|_| is_qemu));
     }
-    let qemu = qemu.map(|noting| OwnQemu { process: own, noting });
+    let qemu = qemu.map(|noting| OwnQemu { process: qemu_process, noting });
     plan.keep();
     claimed.keep();
     Ok(Begun { ready, qemu })

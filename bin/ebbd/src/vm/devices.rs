@@ -172,8 +172,8 @@ impl Devices {
         }
         cx.qmp.reconnect();
         let qmp = cx.qmp.socket().ok_or("its QMP socket does not answer")?;
-        let own = own_names(&cx.record);
-        found.extend(reach::of_vmm(qmp, &own, end).map_err(|error| error.to_string())?);
+        let served_names = own_names(&cx.record);
+        found.extend(reach::of_vmm(qmp, &served_names, end).map_err(|error| error.to_string())?);
         (cx.reaching.found, cx.reaching.descriptors) = (found, Some(Arc::new(seen)));
         self.ask_migration(cx, end)?;
         // Last, because what may be reclaimed or evicted does not depend on it.
@@ -307,11 +307,15 @@ impl Devices {
 ///
 /// # Errors
 /// The VMM does not tell, or nothing may be reclaimed beside its devices: why.
-pub fn of_new(process: &Process, qmp: &mut Qmp, own: &[String]) -> Answer<Vec<ReachingDevice>> {
+pub fn of_new(
+    process: &Process,
+    qmp: &mut Qmp,
+    served_names: &[String],
+) -> Answer<Vec<ReachingDevice>> {
     let links = process.descriptors().map_err(failed("QEMU's descriptors"))?;
     let mut found = reach::of_descriptors(links.iter().map(|(_, link)| link.as_str()));
     let end = reach::end_of_look();
-    found.extend(reach::of_vmm(qmp, own, end).map_err(failed("its devices"))?);
+    found.extend(reach::of_vmm(qmp, served_names, end).map_err(failed("its devices"))?);
     found.extend(reach::of_migration(qmp, end).map_err(failed("its migration"))?.shared);
     takeover::may_be_held(process.pid(), &found).map_err(not_allowed)?;
     Ok(found)

@@ -23,8 +23,8 @@ impl Frames {
     pub fn unmapped(&self) -> io::Result<Vec<FrameRange>> {
         let regions: Vec<Region> = self.ram.regions().copied().collect();
         let all: Vec<HvaRange> = regions.iter().map(Region::hva_range).collect();
-        let there = self.of_ram(&all)?;
-        let is_away = |region: &&Region| !there.contains(&region.hva_range());
+        let mapped = self.of_ram(&all)?;
+        let is_away = |region: &&Region| !mapped.contains(&region.hva_range());
         Ok(regions.iter().filter(is_away).map(Region::frames).collect())
     }
 

@@ -13,10 +13,10 @@ use crate::cost::Page;
 
 pub(super) const WINDOW: u64 = FRAMES_PER_HUGE;
 
-/// Memory of one kind. What is not `there` is a hole.
+/// Memory of one kind. What is not `resident` is a hole.
 pub(super) struct Fake {
     pub(super) kind: PageKind,
-    pub(super) there: Vec<bool>,
+    pub(super) resident: Vec<bool>,
     pub(super) mapped: RefCell<Vec<bool>>,
     pub(super) stays: Box<dyn Fn(u64) -> bool>,
     pub(super) kernel: Range<u64>,
@@ -42,7 +42,7 @@ impl Fake {
         let count = (windows * WINDOW) as usize;
         Fake {
             kind: PageKind::Anonymous,
-            there: vec![true; count],
+            resident: vec![true; count],
             mapped: RefCell::new(vec![true; count]),
             stays: Box::new(|_| false),
             kernel: 0..0,
@@ -64,7 +64,7 @@ impl Fake {
 
     pub(super) fn evict(&mut self, frames: &[Gfn]) {
         for gfn in frames {
-            self.there[gfn.0 as usize] = false;
+            self.resident[gfn.0 as usize] = false;
             self.mapped.borrow_mut()[gfn.0 as usize] = false;
         }
     }
@@ -77,7 +77,7 @@ impl Memory for Fake {
 
     fn next(&self, from: HugeFrame) -> Option<HugeFrame> {
         let from = from.first().0 as usize;
-        let at = self.there.get(from..)?.iter().position(|there| *there)?;
+        let at = self.resident.get(from..)?.iter().position(|resident| *resident)?;
         Some(Gfn((from + at) as u64).huge())
     }
 
@@ -103,7 +103,7 @@ impl Memory for Fake {
     fn look(&mut self, window: HugeFrame, saw: &mut dyn FnMut(Gfn, Page)) {
         self.looks.push(window.0);
         self.now.set(self.now.get() + self.looking);
-        for gfn in FrameRange::huge(window).frames().filter(|gfn| self.there[gfn.0 as usize]) {
+        for gfn in FrameRange::huge(window).frames().filter(|gfn| self.resident[gfn.0 as usize]) {
             let is_kernel = self.kernel.contains(&gfn.0);
             let kind = if is_kernel { PageKind::Slab } else { self.kind };
             saw(gfn, Page { kind: Some(kind), ..Page::default() });

@@ -54,8 +54,8 @@ fn one_round_finds_everything_once() {
     let (mut hand, now) = hand(40);
     let mut memory = Fake::new(40);
     // There are two holes, and nothing may be evicted.
-    memory.there[..2 * WINDOW as usize].fill(false);
-    memory.there[30 * WINDOW as usize..33 * WINDOW as usize].fill(false);
+    memory.resident[..2 * WINDOW as usize].fill(false);
+    memory.resident[30 * WINDOW as usize..33 * WINDOW as usize].fill(false);
     memory.stays = Box::new(|_| true);
     let mut steps = 0;
     while !hand.is_barren() {
@@ -86,7 +86,7 @@ fn a_choice_ends_in_time() {
 fn memory_of_holes_is_barren_at_once() {
     let (mut hand, now) = hand(3);
     let mut memory = Fake::new(3);
-    memory.there.fill(false);
+    memory.resident.fill(false);
     assert_eq!(choose(&mut hand, &mut memory, 64, now), []);
     assert!(hand.is_barren());
     let (mut none, _) = (Hand::new(Gfn(0)), ());
@@ -136,7 +136,7 @@ fn what_comes_back_soon_was_at_work() {
         let chosen = choose(&mut hand, &mut memory, 1, now);
         assert_eq!(chosen, [Gfn(300)]);
         memory.evict(&chosen);
-        memory.there[300] = true;
+        memory.resident[300] = true;
         memory.touch(0..512);
         memory.stays = Box::new(|_| false);
         assert_eq!(choose(&mut hand, &mut memory, 1, now + SECOND), [Gfn(goes)], "{kind:?}");
@@ -168,14 +168,14 @@ fn what_is_gone_is_not_at_work_for_good() {
     memory.kernel = 0..16 * WINDOW;
     let mut turn = |hand: &mut Hand, memory: &mut Fake, seconds: u32| {
         for _ in 0..seconds {
-            memory.mapped.borrow_mut().copy_from_slice(&memory.there);
+            memory.mapped.borrow_mut().copy_from_slice(&memory.resident);
             now += SECOND;
             choose(hand, memory, 64, now);
         }
         (hand.active_frames(), hand.kernel_frames())
     };
     assert_eq!(turn(&mut hand, &mut memory, 20), (Some(16 * WINDOW), 16 * WINDOW));
-    memory.there[WINDOW as usize..].fill(false);
+    memory.resident[WINDOW as usize..].fill(false);
     // What was evicted counts as in use for a while. Of the kernel's memory, only what is resident
     // counts.
     assert_eq!(turn(&mut hand, &mut memory, 4), (Some(16 * WINDOW), WINDOW));
@@ -214,7 +214,7 @@ fn what_comes_back_late_is_used_once() {
         let frames: Vec<Gfn> = (0..WINDOW).map(Gfn).collect();
         memory.evict(&frames);
         let now = now + seconds * SECOND;
-        memory.there.fill(true);
+        memory.resident.fill(true);
         memory.mapped.borrow_mut().fill(true);
         // Its turn goes on: nothing is due to be forgotten, or the stop does not get there.
         hand.forgot_at = Some(now).filter(|_| !is_due);

@@ -32,7 +32,7 @@ struct Window {
     /// When it was last forgotten; `None`: never.
     forgotten: Option<Instant>,
     /// Resident frames; all 512 while that is unknown.
-    there: u16,
+    resident: u16,
     active: u16,
     kernel: u16,
     /// Frames for which it counts as forgotten and not passed since.
@@ -56,7 +56,7 @@ pub struct Windows {
 #[derive(Clone, Copy, Default)]
 pub struct Found {
     /// Resident frames.
-    pub there: u16,
+    pub resident: u16,
     /// Resident frames of the guest kernel's own memory.
     pub kernel: u16,
     /// Resident frames that were not used since the window was forgotten.
@@ -66,7 +66,7 @@ pub struct Found {
 impl Windows {
     /// `count` windows of which nothing is known.
     pub fn new(count: usize) -> Windows {
-        let window = Window { there: FRAMES as u16, ..Window::default() };
+        let window = Window { resident: FRAMES as u16, ..Window::default() };
         let (frames, each) = (vec![UNKNOWN; count * FRAMES], vec![window; count]);
         Windows { frames, each, pending: 0, active: 0, kernel: 0 }
     }
@@ -115,7 +115,7 @@ impl Windows {
 
     /// Cost of looking at a window, in frames.
     pub fn to_look_at(&self, index: usize) -> usize {
-        usize::from(self.each[index].there).max(LOOKS_A_WINDOW)
+        usize::from(self.each[index].resident).max(LOOKS_A_WINDOW)
     }
 
     /// Ends a turn of a window. The next one begins with nothing mapped.
@@ -141,7 +141,7 @@ impl Windows {
             true => 0,
             false => self.each[index].active,
         };
-        self.note(index, Found { there: FRAMES as u16, ..Found::default() }, active);
+        self.note(index, Found { resident: FRAMES as u16, ..Found::default() }, active);
     }
 
     /// Prepares a window to be looked at. What was evicted in use and comes back long after that
@@ -168,14 +168,14 @@ impl Windows {
     pub fn looked(&mut self, index: usize, found: Found, is_ripe: bool) {
         let active = self.uses_of(index).iter().filter(|uses| uses.is_active()).count() as u16;
         self.note(index, found, active);
-        let (there, unused) = (usize::from(found.there), usize::from(found.unused));
+        let (resident, unused) = (usize::from(found.resident), usize::from(found.unused));
         let window = &mut self.each[index];
         if !is_ripe || !std::mem::take(&mut window.is_new) {
             return;
         }
         window.patience = match () {
-            () if unused * LITTLE < there => (window.patience + 1).min(PATIENCE_MOST),
-            () if unused * MUCH > there => window.patience.saturating_sub(1),
+            () if unused * LITTLE < resident => (window.patience + 1).min(PATIENCE_MOST),
+            () if unused * MUCH > resident => window.patience.saturating_sub(1),
             () => window.patience,
         };
     }
@@ -184,7 +184,7 @@ impl Windows {
         let window = &mut self.each[index];
         self.active = self.active + u64::from(active) - u64::from(window.active);
         self.kernel = self.kernel + u64::from(found.kernel) - u64::from(window.kernel);
-        (window.there, window.kernel, window.active) = (found.there, found.kernel, active);
+        (window.resident, window.kernel, window.active) = (found.resident, found.kernel, active);
     }
 
     /// The sum of the likelihoods that its frames are used before long.
@@ -226,7 +226,7 @@ mod tests {
         for &unused in unused {
             windows.end_turn(0, now);
             windows.pass(0);
-            windows.looked(0, Found { there: 512, unused, kernel: 0 }, true);
+            windows.looked(0, Found { resident: 512, unused, kernel: 0 }, true);
         }
         (windows, now)
     }
@@ -258,7 +258,7 @@ mod tests {
     fn a_turn_is_judged_once_and_by_what_is_ripe() {
         let (mut windows, now) = window(&[0]);
         for is_ripe in [true, false] {
-            windows.looked(0, Found { there: 512, ..Found::default() }, is_ripe);
+            windows.looked(0, Found { resident: 512, ..Found::default() }, is_ripe);
             assert!(windows.is_due(0, SECOND, now + 2 * SECOND));
             windows.end_turn(0, now);
             windows.pass(0);
@@ -269,8 +269,8 @@ mod tests {
     fn what_is_to_be_looked_at_is_counted_by_what_is_there() {
         let (mut windows, now) = (Windows::new(2), Instant::now());
         assert_eq!(windows.to_look_at(0), FRAMES, "as far as anybody knows");
-        for (there, counted) in [(3, LOOKS_A_WINDOW), (100, 100)] {
-            windows.looked(0, Found { there, ..Found::default() }, true);
+        for (resident, counted) in [(3, LOOKS_A_WINDOW), (100, 100)] {
+            windows.looked(0, Found { resident, ..Found::default() }, true);
             windows.end_turn(0, now);
             assert_eq!(windows.pending(), counted);
             windows.pass(0);

@@ -65,7 +65,7 @@ fn forgetting_goes_on_after_what_was_forgotten_is_gone() {
     let (mut hand, mut now) = hand(600);
     let mut memory = Fake::new(600);
     let step = |hand: &mut Hand, memory: &mut Fake, want, now| {
-        memory.mapped.borrow_mut().copy_from_slice(&memory.there);
+        memory.mapped.borrow_mut().copy_from_slice(&memory.resident);
         choose(hand, memory, want, now);
     };
     // Fast steps, so that much is forgotten ahead.
@@ -79,7 +79,7 @@ fn forgetting_goes_on_after_what_was_forgotten_is_gone() {
     assert!(hand.windows.pending() >= 50_000);
     let ahead = (hand.looks..hand.looks + hand.lead).map(|window| window % 600);
     for window in ahead {
-        memory.there[window * WINDOW as usize..][..WINDOW as usize].fill(false);
+        memory.resident[window * WINDOW as usize..][..WINDOW as usize].fill(false);
     }
     memory.forgotten.take();
     for _ in 0..40 {
@@ -178,7 +178,7 @@ fn where_what_is_in_use_has_to_go_more_is_forgotten_and_sooner() {
             for window in 0..64 {
                 hand.windows.end_turn(window, now);
                 hand.windows.pass(window);
-                hand.windows.looked(window, Found { there: 512, ..Found::default() }, false);
+                hand.windows.looked(window, Found { resident: 512, ..Found::default() }, false);
             }
             hand.takes = takes;
             choose(&mut hand, &mut memory, 64, now + later);

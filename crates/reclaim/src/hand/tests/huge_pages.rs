@@ -11,7 +11,7 @@ fn units_go_whole_or_not_at_all() {
     memory.piece = Piece::Whole;
     memory.mapped.borrow_mut().fill(false);
     memory.touch(5..6);
-    memory.there[600] = false;
+    memory.resident[600] = false;
     memory.stays = Box::new(|gfn| (1500..1501).contains(&gfn));
     let chosen = choose(&mut hand, &mut memory, 512, now);
     assert!(chosen.iter().map(|gfn| gfn.0).eq(1536..2048), "{chosen:?}");
