@@ -166,8 +166,10 @@ proptest! {
         blocks in 300u64..20_000,
     ) {
         let mut parts = two_nodes();
-        parts.devices = (0..).zip(&plugged).map(|(node, blocks)| device(node, blocks * 2 * MIB)).collect();
-        parts.balloon = Some(BalloonPart { ballooned_bytes: ballooned * 4096, driver: Driver::Ready });
+        let devices = (0..).zip(&plugged).map(|(node, blocks)| device(node, blocks * 2 * MIB));
+        parts.devices = devices.collect();
+        let ballooned_bytes = ballooned * 4096;
+        parts.balloon = Some(BalloonPart { ballooned_bytes, driver: Driver::Ready });
         parts.hard_bytes = shares.then_some(0);
         let target = target(blocks * 2 * MIB);
         if let Ok(first) = plan(&parts, &target, 64 * MIB) {
@@ -175,7 +177,8 @@ proptest! {
                 prop_assert!(*bytes <= device.max_bytes && bytes % device.block_bytes == 0);
                 (device.plugged_bytes, device.requested_bytes) = (*bytes, *bytes);
             }
-            parts.balloon = Some(BalloonPart { ballooned_bytes: first.ballooned_bytes, driver: Driver::Ready });
+            let ballooned_bytes = first.ballooned_bytes;
+            parts.balloon = Some(BalloonPart { ballooned_bytes, driver: Driver::Ready });
             parts.hard_bytes = shares.then_some(first.hard_bytes);
             prop_assert_eq!(parts.size_bytes(), target.bytes);
             let next = plan(&parts, &target, 64 * MIB).expect("it was reached");
