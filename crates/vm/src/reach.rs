@@ -85,7 +85,9 @@ impl DeviceKind {
             }
             DeviceKind::Rdma => "it pins memory for the network card",
             DeviceKind::Confidential => "the host cannot read or move the memory of such a guest",
-            DeviceKind::SharedMigration => "it hands the memory to a process that Ebb does not manage",
+            DeviceKind::SharedMigration => {
+                "it hands the memory to a process that Ebb does not manage"
+            }
             DeviceKind::VhostUser | DeviceKind::OtherProcess => {
                 "it is served by another process, which would find zeros where memory in use was \
                  evicted"
@@ -99,51 +101,51 @@ impl DeviceKind {
 
 /// Something that reaches the memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ReachingDevice {
+pub struct MemoryUser {
     /// Its name in QEMU or the kernel.
     pub name: String,
     /// What it is.
     pub kind: DeviceKind,
 }
 
-impl ReachingDevice {
-    fn new(name: &str, kind: DeviceKind) -> ReachingDevice {
+impl MemoryUser {
+    fn new(name: &str, kind: DeviceKind) -> MemoryUser {
         let shown = name.chars().take(NAME_MAX).map(|c| if c.is_control() { '?' } else { c });
-        ReachingDevice { name: shown.collect(), kind }
+        MemoryUser { name: shown.collect(), kind }
     }
 
     /// Stands for the unknown devices of a VMM that does not tell which it has.
-    pub fn unknown() -> ReachingDevice {
-        ReachingDevice::new("QEMU", DeviceKind::Unknown)
+    pub fn unknown() -> MemoryUser {
+        MemoryUser::new("QEMU", DeviceKind::Unknown)
     }
 }
 
-impl fmt::Display for ReachingDevice {
+impl fmt::Display for MemoryUser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.name, self.kind.why())
     }
 }
 
 /// How much may be reclaimed or evicted despite all of these devices.
-pub fn reach(devices: &[ReachingDevice]) -> Reach {
+pub fn reach(devices: &[MemoryUser]) -> Reach {
     devices.iter().map(|device| device.kind.reach()).min().unwrap_or(Reach::Everything)
 }
 
 /// The device that allows the least to be reclaimed or evicted. `None` if there are no devices.
-pub fn narrowest(devices: &[ReachingDevice]) -> Option<&ReachingDevice> {
+pub fn narrowest(devices: &[MemoryUser]) -> Option<&MemoryUser> {
     devices.iter().min_by_key(|device| device.kind.reach())
 }
 
 /// Finds devices by the VMM's open descriptors, as `/proc/PID/fd` names them. Others reach memory
 /// through the VMM's address space (vhost-net, vhost-vsock) or not at all: `kvm-vfio` pins nothing,
 /// and QEMU keeps it open after the last such device is removed.
-pub fn of_descriptors<'a>(links: impl IntoIterator<Item = &'a str>) -> Vec<ReachingDevice> {
-    let mut found: Vec<ReachingDevice> = Vec::new();
+pub fn of_descriptors<'a>(links: impl IntoIterator<Item = &'a str>) -> Vec<MemoryUser> {
+    let mut found: Vec<MemoryUser> = Vec::new();
     for link in links {
         if let Some(kind) = of_descriptor(link)
             && found.iter().all(|device| device.kind != kind)
         {
-            found.push(ReachingDevice::new(link, kind));
+            found.push(MemoryUser::new(link, kind));
         }
     }
     found

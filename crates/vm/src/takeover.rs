@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::dial::UnixSocket;
 use crate::qmp::{Qmp, QmpError};
-use crate::reach::{self, Reach, ReachingDevice};
+use crate::reach::{self, MemoryUser, Reach};
 
 /// Why a process cannot be managed.
 #[derive(Debug, thiserror::Error)]
@@ -78,7 +78,7 @@ pub enum AttachRefusal {
         /// The process's PID.
         pid: i32,
         /// The device that is in the way.
-        device: ReachingDevice,
+        device: MemoryUser,
     },
     /// Another process serves the faults.
     #[error("process {0} has a userfaultfd already: another pager, or another ebbd, uses it")]
@@ -107,7 +107,7 @@ pub fn open(pid: i32) -> Result<Process, AttachRefusal> {
 ///
 /// # Errors
 /// [`AttachRefusal::Device`], with the device that is in the way.
-pub fn may_be_held(pid: i32, devices: &[ReachingDevice]) -> Result<(), AttachRefusal> {
+pub fn may_be_held(pid: i32, devices: &[MemoryUser]) -> Result<(), AttachRefusal> {
     let in_the_way = reach::narrowest(devices).filter(|found| found.kind.reach() == Reach::Nothing);
     in_the_way.map_or(Ok(()), |found| Err(AttachRefusal::Device { pid, device: found.clone() }))
 }

@@ -8,7 +8,7 @@ use ebb_api::{Backing, RunRequest};
 use ebb_reclaim::limit::marks::{Marks, floor_bytes};
 use ebb_tier::{Ladder, host};
 use ebb_units::{Bytes, FRAME_BYTES};
-use ebb_vm::reach::ReachingDevice;
+use ebb_vm::reach::MemoryUser;
 
 use crate::model::api_error::{Answer, not_allowed};
 use crate::model::tiers::{Tiers, has_nodes};
@@ -122,7 +122,7 @@ impl Drop for Claimed {
 ///
 /// # Errors
 /// It cannot, and why.
-pub fn check(tiers: &Tiers, backing: Backing, devices: &[ReachingDevice]) -> Answer<()> {
+pub fn check(tiers: &Tiers, backing: Backing, devices: &[MemoryUser]) -> Answer<()> {
     if backing == Backing::Hugetlb {
         return Err(not_allowed(
             "hugetlb pages stay where they are: give --backing thp or small with --tier",

@@ -101,16 +101,8 @@ impl VmContext {
     /// Returns a context that knows nothing of its guest and devices and serves no faults yet, and
     /// the receiver of the worker's commands.
     pub fn new(parts: ContextParts<'_>) -> (VmContext, Receiver<Command>) {
-        let ContextParts {
-            process,
-            pager,
-            restored,
-            qmp,
-            record,
-            directory,
-            disks,
-            growth,
-        } = parts;
+        let ContextParts { process, pager, restored, qmp, record, directory, disks, growth } =
+            parts;
         let (mailbox, commands) = Mailbox::new();
         let guest = KnownGuest::new(record.start_ticks);
         let context = VmContext {

@@ -15,7 +15,7 @@ use ebb_api::{MayTake, ReachStatus, ReachingDevice};
 use ebb_sys::process::Process;
 use ebb_units::Bytes;
 use ebb_vm::layout::Added;
-use ebb_vm::reach::{self, DeviceKind, Reach, ReachingDevice};
+use ebb_vm::reach::{self, DeviceKind, MemoryUser, Reach};
 use ebb_vm::{Qmp, launch, takeover};
 
 use self::unplugged::Unplugged;
@@ -77,7 +77,7 @@ pub struct Narrowed {
     /// What the devices leave.
     pub reach: Reach,
     /// The device that leaves least.
-    device: ReachingDevice,
+    device: MemoryUser,
     began: Instant,
 }
 
@@ -145,9 +145,8 @@ impl Devices {
         for device in after.iter().filter(|device| !before.contains(device)) {
             tracing::warn!("{name}: {} because of {device}", left(device));
         }
-        let is_gone = |device: &&ReachingDevice| {
-            !after.contains(device) && device.kind != DeviceKind::Unknown
-        };
+        let is_gone =
+            |device: &&MemoryUser| !after.contains(device) && device.kind != DeviceKind::Unknown;
         for device in before.iter().filter(is_gone) {
             tracing::info!("{name}: {} no longer restricts Ebb", device.name);
         }
@@ -311,7 +310,7 @@ pub fn of_new(
     process: &Process,
     qmp: &mut Qmp,
     served_names: &[String],
-) -> Answer<Vec<ReachingDevice>> {
+) -> Answer<Vec<MemoryUser>> {
     let links = process.descriptors().map_err(failed("QEMU's descriptors"))?;
     let mut found = reach::of_descriptors(links.iter().map(|(_, link)| link.as_str()));
     let end = reach::end_of_look();
@@ -361,7 +360,7 @@ fn cancel_migration(cx: &mut VmContext) {
 }
 
 /// Returns in words what may be reclaimed or evicted beside the device.
-fn left(device: &ReachingDevice) -> &'static str {
+fn left(device: &MemoryUser) -> &'static str {
     match device.kind.reach() {
         Reach::Nothing => "nothing is reclaimed or evicted",
         Reach::FreeOnly => "only free memory is reclaimed",

@@ -17,7 +17,7 @@ use ebb_vm::layout::{self, KnownRegion};
 
 use super::context::mailbox::Command;
 use super::context::{ContextParts, LEAVING, VmContext};
-use super::detach::{has_userfaultfd, part};
+use super::detach::{has_userfaultfd, remove_detached};
 use super::devices::unplugged;
 use super::make_pager::{self, Made};
 use crate::helpers::injector;
@@ -72,7 +72,7 @@ fn end_leaving(process: &Process, number: i32, record: &Record, directory: &Path
     });
     match closed {
         Ok(()) => {
-            part(process, record, directory);
+            remove_detached(process, record, directory);
             NotRecovered::Over
         }
         Err(error) => NotRecovered::Failed(io::Error::other(format!("{LEAVING}: {error}"))),

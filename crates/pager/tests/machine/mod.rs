@@ -8,7 +8,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use ebb_ledger::{Ledger, Tables};
-use ebb_pager::{DigestKey, FaultThread, Grain, NoDevices, NoDisk, Pager, PagerParts, RefillThreads};
+use ebb_pager::{
+    DigestKey, FaultThread, Grain, NoDevices, NoDisk, Pager, PagerParts, RefillThreads,
+};
 use ebb_store::{Page, Protection, SwapFile};
 use ebb_sys::mapping::Mapping;
 use ebb_sys::process::Process;

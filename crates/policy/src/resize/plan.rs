@@ -164,7 +164,8 @@ fn by_balloon(parts: &SizeParts, bytes: u64, now: Plan) -> Result<Plan, SizeRefu
     let balloon = parts.balloon.ok_or(SizeRefusal::Lacks(by))?;
     let max = parts.size_bytes() + balloon.ballooned_bytes;
     let ballooned_bytes = max.checked_sub(bytes);
-    let ballooned_bytes = ballooned_bytes.ok_or(SizeRefusal::TooLarge { bytes, max, grows: true })?;
+    let ballooned_bytes =
+        ballooned_bytes.ok_or(SizeRefusal::TooLarge { bytes, max, grows: true })?;
     // QEMU counts the balloon against what the VM began with, and refuses a balloon of all of it.
     if ballooned_bytes >= parts.initial_bytes {
         let min = (max + PAGE_BYTES).saturating_sub(parts.initial_bytes);

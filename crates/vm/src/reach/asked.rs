@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::{DeviceKind, PIECE, ReachingDevice};
+use super::{DeviceKind, MemoryUser, PIECE};
 use crate::qmp::{Qmp, QmpError};
 
 /// Most objects in one place. QEMU has fewer.
@@ -24,11 +24,7 @@ const BLOCK_DRIVERS: [(&str, DeviceKind); 3] = [
 ///
 /// # Errors
 /// [`QmpError`] if it does not answer, or not in time.
-pub fn of_vmm(
-    qmp: &mut Qmp,
-    own: &[String],
-    end: Instant,
-) -> Result<Vec<ReachingDevice>, QmpError> {
+pub fn of_vmm(qmp: &mut Qmp, own: &[String], end: Instant) -> Result<Vec<MemoryUser>, QmpError> {
     qmp.until(end, PIECE, |qmp| {
         let mut asked = Asked::new(qmp);
         let mut found = Vec::new();
@@ -73,7 +69,7 @@ impl<'a> Asked<'a> {
         &mut self,
         place: &str,
         own: &[String],
-        found: &mut Vec<ReachingDevice>,
+        found: &mut Vec<MemoryUser>,
     ) -> Result<(), QmpError> {
         let list = self.ask("qom-list", json!({ "path": place }))?;
         for (name, object_type, kind) in kinds_of_objects(&list)? {
@@ -81,7 +77,7 @@ impl<'a> Asked<'a> {
             if kind == DeviceKind::VhostUser && self.is_own(&path, own)? {
                 continue;
             }
-            found.push(ReachingDevice::new(&full_name(object_type, name), kind));
+            found.push(MemoryUser::new(&full_name(object_type, name), kind));
         }
         Ok(())
     }
@@ -96,27 +92,27 @@ impl<'a> Asked<'a> {
         Ok(chardev.as_str().is_some_and(|chardev| own.iter().any(|own| own == chardev)))
     }
 
-    fn machine(&mut self, found: &mut Vec<ReachingDevice>) -> Result<(), QmpError> {
+    fn machine(&mut self, found: &mut Vec<MemoryUser>) -> Result<(), QmpError> {
         let arguments = json!({ "path": "/machine", "property": "confidential-guest-support" });
         let support = self.ask_if_known("qom-get", arguments)?;
         if let Some(path) = support.as_str().filter(|path| !path.is_empty()) {
             let name = format!("confidential guest support by {path}");
-            found.push(ReachingDevice::new(&name, DeviceKind::Confidential));
+            found.push(MemoryUser::new(&name, DeviceKind::Confidential));
         }
         Ok(())
     }
 
     /// QEMU has neither an object nor a QMP command for them.
-    fn networks(&mut self, found: &mut Vec<ReachingDevice>) -> Result<(), QmpError> {
+    fn networks(&mut self, found: &mut Vec<MemoryUser>) -> Result<(), QmpError> {
         found.extend(kinds_of_networks(&self.qmp.human("info network")?));
         Ok(())
     }
 
-    fn block_drivers(&mut self, found: &mut Vec<ReachingDevice>) -> Result<(), QmpError> {
+    fn block_drivers(&mut self, found: &mut Vec<MemoryUser>) -> Result<(), QmpError> {
         let nodes = self.ask_if_known("query-named-block-nodes", json!({ "flat": true }))?;
         for driver in nodes.as_array().into_iter().flatten().filter_map(|node| node.get("drv")) {
             let known = BLOCK_DRIVERS.iter().find(|(name, _)| driver.as_str() == Some(name));
-            found.extend(known.map(|&(name, kind)| ReachingDevice::new(name, kind)));
+            found.extend(known.map(|&(name, kind)| MemoryUser::new(name, kind)));
         }
         Ok(())
     }
@@ -165,7 +161,7 @@ pub(super) fn full_name(object_type: &str, name: &str) -> String {
 }
 
 /// Parses `NAME: index=0,type=vhost-user,...`
-pub(super) fn kinds_of_networks(text: &str) -> Vec<ReachingDevice> {
+pub(super) fn kinds_of_networks(text: &str) -> Vec<MemoryUser> {
     let of_line = |line: &str| {
         let line = line.trim_start_matches([' ', '\\']);
         let (name, rest) = line.split_once(": ")?;
@@ -176,7 +172,7 @@ pub(super) fn kinds_of_networks(text: &str) -> Vec<ReachingDevice> {
             "vhost-vdpa" => DeviceKind::Vdpa,
             _ => return None,
         };
-        Some(ReachingDevice::new(&format!("{back_end} network {name}"), kind))
+        Some(MemoryUser::new(&format!("{back_end} network {name}"), kind))
     };
     text.lines().take(OBJECTS_MAX).filter_map(of_line).collect()
 }

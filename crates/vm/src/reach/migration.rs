@@ -5,14 +5,14 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::asked::Asked;
-use super::{DeviceKind, NAME_MAX, PIECE, ReachingDevice};
+use super::{DeviceKind, MemoryUser, NAME_MAX, PIECE};
 use crate::qmp::{Qmp, QmpError};
 
 /// A migration of the VMM, which concerns all of its memory.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Migration {
     /// What makes the next migration give away the memory itself, if anything does.
-    pub shared: Option<ReachingDevice>,
+    pub shared: Option<MemoryUser>,
     /// Status of the last migration, as QEMU names it. `None` if there was none.
     pub status: Option<String>,
 }
@@ -29,7 +29,7 @@ pub fn of_migration(qmp: &mut Qmp, end: Instant) -> Result<Migration, QmpError> 
         let parameters = asked.ask_if_known("query-migrate-parameters", json!({}))?;
         let answer = asked.ask_if_known("query-migrate", json!({}))?;
         let shared = shared_migration(&capabilities, &parameters);
-        let shared = shared.map(|name| ReachingDevice::new(&name, DeviceKind::SharedMigration));
+        let shared = shared.map(|name| MemoryUser::new(&name, DeviceKind::SharedMigration));
         let status = answer.get("status").and_then(Value::as_str);
         let status = status.filter(|&status| status != "none" && status.len() <= NAME_MAX);
         Ok(Migration { shared, status: status.map(str::to_owned) })

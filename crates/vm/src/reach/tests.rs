@@ -7,7 +7,7 @@ use super::migration::shared_migration;
 use super::*;
 use crate::qmp::Qmp;
 
-fn named(devices: &[ReachingDevice]) -> Vec<(&str, DeviceKind)> {
+fn named(devices: &[MemoryUser]) -> Vec<(&str, DeviceKind)> {
     devices.iter().map(|device| (device.name.as_str(), device.kind)).collect()
 }
 
@@ -190,6 +190,6 @@ fn a_look_that_is_over_asks_nothing_more() {
 #[test]
 fn a_hostile_name_is_cut() {
     let name = format!("{}\u{1b}[2J", "x".repeat(1000));
-    assert_eq!(ReachingDevice::new(&name, DeviceKind::Vfio).name.len(), NAME_MAX);
-    assert_eq!(ReachingDevice::new("a\nb", DeviceKind::Vfio).name, "a?b");
+    assert_eq!(MemoryUser::new(&name, DeviceKind::Vfio).name.len(), NAME_MAX);
+    assert_eq!(MemoryUser::new("a\nb", DeviceKind::Vfio).name, "a?b");
 }

@@ -222,7 +222,8 @@ struct Vcpu {
 
 /// Asks QEMU for every vCPU.
 fn vcpus(qmp: Option<&mut Qmp>) -> Result<Vec<Vcpu>, String> {
-    let qmp = qmp.ok_or("QEMU's QMP socket is lost, so Ebb cannot tell whether this kernel runs")?;
+    let qmp =
+        qmp.ok_or("QEMU's QMP socket is lost, so Ebb cannot tell whether this kernel runs")?;
     let text = qmp.human("info registers -a").map_err(|error: QmpError| error.to_string())?;
     // Without registers nobody could tell whether the kernel runs.
     parse_vcpus(&text).ok_or_else(|| "QEMU does not tell its vCPUs' registers".into())

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use ebb_vm::reach::{self, DeviceKind, Migration, Reach, ReachingDevice};
+use ebb_vm::reach::{self, DeviceKind, MemoryUser, Migration, Reach};
 
 use crate::model::api_error::{Answer, not_allowed};
 use crate::support::open_files::Descriptors;
@@ -14,7 +14,7 @@ pub struct Reaching {
     /// The VMM's descriptors just before QEMU was asked last.
     pub descriptors: Option<Arc<Descriptors>>,
     /// The devices that were found.
-    pub found: Vec<ReachingDevice>,
+    pub found: Vec<MemoryUser>,
     /// The VM's migration, which may count as a device.
     pub migration: Migration,
     /// Whether QEMU told everything at the last look.
@@ -23,10 +23,10 @@ pub struct Reaching {
 
 impl Reaching {
     /// Returns all devices that restrict what may be reclaimed or evicted.
-    pub fn all(&self) -> Vec<ReachingDevice> {
+    pub fn all(&self) -> Vec<MemoryUser> {
         let mut all = self.found.clone();
         all.extend(self.migration.shared.clone());
-        all.extend((!self.is_complete).then(ReachingDevice::unknown));
+        all.extend((!self.is_complete).then(MemoryUser::unknown));
         all
     }
 
@@ -58,7 +58,7 @@ impl Reaching {
 ///
 /// # Errors
 /// The device in the way.
-pub fn may_evict_beside(devices: &[ReachingDevice]) -> Answer<()> {
+pub fn may_evict_beside(devices: &[MemoryUser]) -> Answer<()> {
     match reach::narrowest(devices) {
         None => Ok(()),
         Some(device) => Err(not_allowed(format!(

@@ -1,6 +1,6 @@
 //! Tests of the shared allocator's part of a size.
 
-use ebb_vm::reach::{DeviceKind, ReachingDevice};
+use ebb_vm::reach::{DeviceKind, MemoryUser};
 
 use super::*;
 use crate::vm::context::machine;
@@ -13,9 +13,9 @@ fn shrinking() -> SharedAllocator {
 fn nothing_is_taken_beside_a_device_that_cannot_wait() {
     let Some((mut cx, _run)) = machine::context() else { return };
     let mut allocator = shrinking();
-    cx.reaching.found = vec![ReachingDevice { name: "vfio-pci".into(), kind: DeviceKind::Vfio }];
+    cx.reaching.found = vec![MemoryUser { name: "vfio-pci".into(), kind: DeviceKind::Vfio }];
     let step = allocator.step(&mut cx);
-    assert!(step.word.is_some_and(|word| word.contains("no memory is reclaimed")));
+    assert!(step.blocked_reason.is_some_and(|why| why.contains("no memory is reclaimed")));
     assert!(!allocator.shared_size().is_moving);
 }
 
@@ -28,7 +28,7 @@ fn a_size_is_not_sought_of_a_guest_that_has_all_back() {
     let mut allocator = shrinking();
     allocator.give_back_all(&cx).expect("all back");
     assert!(!allocator.shared_size().is_moving);
-    assert!(allocator.step(&mut cx).word.is_none());
+    assert!(allocator.step(&mut cx).blocked_reason.is_none());
 }
 
 #[test]

@@ -11,12 +11,8 @@ const LONG: Duration = Duration::from_secs(20);
 fn a_monitoring_that_cannot_begin_is_given_up() {
     let Some((mut cx, _run)) = machine::context() else { return };
     let (window, period) = (Duration::from_millis(1), LONG);
-    let mut monitor = Monitor::new(ScheduleSettings {
-        window,
-        rounds: 1,
-        period,
-        ..ScheduleSettings::default()
-    });
+    let mut monitor =
+        Monitor::new(ScheduleSettings { window, rounds: 1, period, ..ScheduleSettings::default() });
     monitor.begin().expect("settings that hold together");
     let mut before_forgetting = |_: &_| Err(io::ErrorKind::Unsupported.into());
     let mut lent =
