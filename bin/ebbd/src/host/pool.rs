@@ -164,6 +164,7 @@ mod tests {
             limit_bytes: Some(share_mib * MIB),
             hot_bytes: hot_mib.map(|mib| mib * MIB),
             unseen_bytes: 0,
+            demand_bytes: None,
             memory_bytes: 512 * MIB,
         }
     }
@@ -200,6 +201,16 @@ mod tests {
         assert_eq!(limits_of(400 * MIB, &[("a", hot)]), [Some(220)]);
         let unknown = Member { hot_bytes: None, ..hot };
         assert_eq!(limits_of(400 * MIB, &[("a", unknown)]), [Some(200)]);
+    }
+
+    #[test]
+    fn who_is_short_gets_what_others_do_not_need() {
+        let idle = Member { limit_bytes: Some(150 * MIB), ..member(200, 150, Some(10)) };
+        let works = Member { demand_bytes: Some(240 * MIB), ..member(200, 200, Some(10)) };
+        assert_eq!(limits_of(400 * MIB, &[("a", idle), ("b", works)]), [Some(160), Some(240)]);
+        // Nobody who uses all of its share gives some of it for that.
+        let busy = member(200, 200, Some(200));
+        assert_eq!(limits_of(400 * MIB, &[("a", busy), ("b", works)]), [Some(200), Some(200)]);
     }
 
     #[test]

@@ -22,6 +22,9 @@ pub struct Member {
     /// Memory that it needs as well, but whose use cannot be seen: resident memory of the guest's
     /// kernel. What was evicted of that is not missed.
     pub unseen_bytes: u64,
+    /// What it asks for because evicted memory comes back to it; none: it is not short of memory.
+    #[serde(default)]
+    pub demand_bytes: Option<u64>,
     /// All of its memory.
     pub memory_bytes: u64,
 }
@@ -38,13 +41,17 @@ impl Member {
             limit_bytes,
             hot_bytes: None,
             unseen_bytes: 0,
+            demand_bytes: None,
             memory_bytes,
         })
     }
 
-    /// Memory that the VM wants: its share, if its hot set is not known.
+    /// Memory that the VM wants: its share, if its hot set is not known. The hot set is known only
+    /// after a monitoring, so a VM that is short of memory wants at least what it asks for, and
+    /// its share.
     fn wanted_bytes(&self) -> u64 {
-        self.hot_bytes.map_or(self.share.bytes, |bytes| bytes + self.unseen_bytes)
+        let known = self.hot_bytes.map_or(self.share.bytes, |bytes| bytes + self.unseen_bytes);
+        known.max(self.demand_bytes.map_or(0, |bytes| bytes.max(self.share.bytes)))
     }
 
     /// What the VM needs of the pool. Memory that it was given counts, whether or not it uses it.

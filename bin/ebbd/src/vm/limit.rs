@@ -1,6 +1,7 @@
 //! A limit on the memory that a VM takes: what the worker does to keep it.
 
 mod conditions;
+mod demand;
 pub mod force;
 pub mod in_flight;
 pub mod share;
@@ -9,6 +10,7 @@ mod vmm;
 
 use std::cell::Cell;
 use std::io;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use ebb_api::LimitRequest;
@@ -23,6 +25,7 @@ use ebb_units::Gfn;
 use ebb_vm::pinning::pinning;
 
 use self::conditions::may_limit;
+use self::demand::{Demand, Refills};
 use self::in_flight::may_tell_in_flight;
 use self::store_failure::{Attempt, StoreFailure, explain_saving, explain_to};
 use self::vmm::Forgetful;
@@ -50,6 +53,8 @@ pub struct Limit {
     failure: Option<StoreFailure>,
     /// What failed last since the limit was last kept.
     last_failure: Option<String>,
+    /// What the VM asks of the pool.
+    demand: Demand,
 }
 
 /// How a turn begins.
@@ -297,6 +302,26 @@ impl Limit {
     /// Returns the bytes that the guest's kernel has in memory for itself, as far as that was seen.
     pub fn kernel_bytes(&self) -> Option<u64> {
         self.limiter.as_ref().map(Limiter::kernel_bytes)
+    }
+
+    /// Returns what the VM asks of the pool, and whether a monitoring is to begin now that tells
+    /// what it needs. `held_bytes`: what it has. `monitored`: when the last monitoring began.
+    pub fn demand(
+        &mut self,
+        cx: &VmContext,
+        held_bytes: u64,
+        monitored: Option<Instant>,
+    ) -> (Option<u64>, bool) {
+        let counters = cx.pager.counters();
+        let refills = Refills {
+            touched: counters.refilled_frames.load(Relaxed),
+            ahead: counters.ahead_frames.load(Relaxed),
+        };
+        // A VM that may have all of its memory gets no more by asking.
+        let Some(limit_bytes) = cx.record.limit_bytes else { return (None, false) };
+        let now = Instant::now();
+        let asks = self.demand.look(now, refills, held_bytes.min(limit_bytes), monitored);
+        (asks, self.demand.wants_monitoring(now, monitored))
     }
 
     /// Notes what the VMM has mapped, before somebody else empties its page table.

@@ -185,7 +185,8 @@ impl Worker {
     /// Publishes the VM's figures.
     fn publish(&mut self) {
         self.publish_at = Instant::now() + PUBLISH_EVERY;
-        match (status::of(&self.knowing(), false), self.member()) {
+        let member = self.member();
+        match (status::of(&self.knowing(), false), member) {
             (Ok(status), Ok(member)) => self.publisher.publish(status, member),
             (Err(error), _) | (_, Err(error)) => {
                 tracing::debug!("{}: {error}", self.cx.name());

@@ -84,6 +84,11 @@ impl Heat {
         self.ended.elapsed()
     }
 
+    /// Returns when the monitoring began.
+    pub fn began(&self) -> Instant {
+        self.ended.checked_sub(self.took).unwrap_or(self.ended)
+    }
+
     /// Whether it tells what programs use, and nothing of the kernel.
     pub fn is_by_guest(&self) -> bool {
         self.tracker == HeatTracker::GuestTables

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ebb_api::ReclaimReport;
+use ebb_api::{HeatRequest, ReclaimReport};
 use ebb_units::Gfn;
 use ebb_vm::reach::Reach;
 
@@ -302,18 +302,27 @@ impl Worker {
     }
 
     /// Returns what the pool wants to know of this VM; `None` if it is not in the pool.
-    pub(super) fn member(&self) -> Answer<Option<Member>> {
+    pub(super) fn member(&mut self) -> Answer<Option<Member>> {
         let Some(share) = self.cx.record.share else { return Ok(None) };
         let held_bytes = self.cx.pager.residency().taken_bytes().map_err(failed("the VM's RAM"))?;
         let heat = self.tiering.recent_heat();
         let is_by_guest = heat.is_some_and(Heat::is_by_guest);
-        Ok(Some(Member {
+        let monitored = heat.map(Heat::began);
+        let (demand_bytes, is_monitoring_wanted) =
+            self.limit.demand(&self.cx, held_bytes, monitored);
+        let member = Member {
             share,
             held_bytes,
             limit_bytes: self.cx.record.limit_bytes,
             hot_bytes: heat.map(Heat::reused_bytes),
             unseen_bytes: self.limit.kernel_bytes().filter(|_| is_by_guest).unwrap_or(0),
+            demand_bytes,
             memory_bytes: self.cx.memory_bytes(),
-        }))
+        };
+        if is_monitoring_wanted {
+            // Where nothing can be monitored, the demand alone counts.
+            let _ = self.tiering.ask(&self.cx, HeatRequest { fresh: true });
+        }
+        Ok(Some(member))
     }
 }
