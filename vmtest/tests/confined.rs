@@ -148,12 +148,26 @@ fn a_qemu_is_in_a_control_group_of_its_own() {
     if let Some(why) = told.lacks.iter().find(|why| why.contains("control group")) {
         require!(Err::<(), _>(why.clone()));
     }
-    let ours = format!("/ebb/{}.{}", vm.name(), host.servers()[0]);
-    for controller in ["memory", "pids"] {
-        assert!(control_group(vm.pid(), controller).ends_with(&ours), "{controller}");
-    }
+    let maker = host.servers()[0];
+    let assert_inside = || {
+        let server = host.servers()[0];
+        for (pid, below) in [(vm.pid(), "qemu"), (server, "ebb")] {
+            for controller in ["memory", "pids"] {
+                let (group, ours) =
+                    (control_group(pid, controller), format!("/ebb/{}.{maker}/{below}", vm.name()));
+                assert!(group.ends_with(&ours), "{controller}: {group}");
+            }
+        }
+        assert_few_privileges(server);
+    };
+    assert_inside();
+    // The next process enters the group, too.
+    host.kill9();
+    host.start();
+    assert_inside();
+    let of_vm: Vec<&Path> = told.cgroups.iter().filter_map(|group| group.parent()).collect();
     let limit = |names: [&str; 2]| -> u64 {
-        let mut files = told.cgroups.iter().flat_map(|group| names.map(|name| group.join(name)));
+        let mut files = of_vm.iter().flat_map(|group| names.map(|name| group.join(name)));
         let text = files.find_map(|file| fs::read_to_string(file).ok()).expect("a limit");
         text.trim().parse().expect("a number")
     };
@@ -161,14 +175,36 @@ fn a_qemu_is_in_a_control_group_of_its_own() {
     assert!((512 * MIB..4096 * MIB).contains(&most), "{most}");
     assert!(limit(["pids.max", "pids.max"]) < 2048);
     vm.power_off();
-    until("its groups to go", || told.cgroups.iter().all(|group| !group.exists()).then_some(()));
     until("the VM to be forgotten", || host.list().is_empty().then_some(()));
+    until("its groups to go", || of_vm.iter().all(|group| !group.exists()).then_some(()));
     // A group that a detached VM with this name left does not matter.
-    told.cgroups.iter().for_each(|group| fs::create_dir(group).expect("a control group"));
+    told.cgroups.iter().for_each(|group| fs::create_dir_all(group).expect("a control group"));
     host.ebb("run --name vm0 --memory 64M -- -S").ok();
     let again = host.list().into_iter().find(|vm| vm.name.as_str() == "vm0").expect("it is held");
     let (group, ours) = (control_group(again.pid, "pids"), host.servers()[0]);
-    assert!(group.ends_with(&format!("/ebb/vm0.{ours}")), "{group}");
+    assert!(group.ends_with(&format!("/ebb/vm0.{ours}/qemu")), "{group}");
+}
+
+/// Each thread of a VM's process has only the capabilities and the calls that serving needs.
+fn assert_few_privileges(server: i32) {
+    // DAC_OVERRIDE, DAC_READ_SEARCH, KILL, IPC_LOCK, SYS_PTRACE, SYS_ADMIN and SYS_NICE.
+    const SERVING: u64 = 0x00a8_4026;
+    let tasks = fs::read_dir(format!("/proc/{server}/task")).expect("it runs");
+    for task in tasks.flatten() {
+        // It may have ended since it was listed.
+        let Ok(text) = fs::read_to_string(task.path().join("status")) else { continue };
+        let field = |key: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+            line.unwrap_or_default().trim().to_owned()
+        };
+        let name = field("Name");
+        for set in ["CapPrm", "CapEff", "CapBnd"] {
+            let has = u64::from_str_radix(&field(set), 16).expect("a mask");
+            assert_eq!(has & !SERVING, 0, "{name}: {set}: {has:x}");
+        }
+        let bounds = ["Seccomp", "NoNewPrivs"].map(field);
+        assert_eq!(bounds, ["2", "1"], "{name}");
+    }
 }
 
 #[test]

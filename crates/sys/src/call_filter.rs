@@ -1,4 +1,4 @@
-//! A filter of system calls, for processes that serve a device.
+//! A filter of system calls, for processes that serve a device or a VM.
 
 use std::io;
 
@@ -8,15 +8,13 @@ use seccompiler::{
     SeccompRule, TargetArch, sock_filter,
 };
 
-/// Calls of no use to a process that serves a device, and of much use to an attacker in control of
-/// it.
-const FORBIDDEN: [c_long; 79] = [
-    // They start programs, or look into other processes.
+/// Calls that start programs, look into other processes, make devices, or change what a process may
+/// do. A process that serves one device needs none of them; the helpers of a VM's process do.
+const OF_HELPERS: [c_long; 19] = [
     libc::SYS_execve,
     libc::SYS_execveat,
     libc::SYS_fork,
     libc::SYS_vfork,
-    libc::SYS_uselib,
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,
@@ -29,16 +27,23 @@ const FORBIDDEN: [c_long; 79] = [
     libc::SYS_move_pages,
     libc::SYS_migrate_pages,
     libc::SYS_userfaultfd,
+    libc::SYS_mknod,
+    libc::SYS_mknodat,
+    libc::SYS_capset,
+];
+/// Calls of no use to any process of Ebb's that serves a guest, and of much use to an attacker in
+/// control of it.
+const OF_NOBODY: [c_long; 60] = [
+    // They run programs of the kernel, or old ones.
+    libc::SYS_uselib,
     libc::SYS_perf_event_open,
     libc::SYS_bpf,
     UPROBE,
     URETPROBE,
-    // They reach files past directories, watch whole file systems, or make devices.
+    // They reach files past directories, or watch whole file systems.
     libc::SYS_open_by_handle_at,
     libc::SYS_fanotify_init,
     libc::SYS_fanotify_mark,
-    libc::SYS_mknod,
-    libc::SYS_mknodat,
     // They mount, or change what is seen as the root.
     libc::SYS_mount,
     libc::SYS_umount2,
@@ -64,7 +69,6 @@ const FORBIDDEN: [c_long; 79] = [
     libc::SYS_setfsuid,
     libc::SYS_setfsgid,
     libc::SYS_setgroups,
-    libc::SYS_capset,
     libc::SYS_personality,
     libc::SYS_modify_ldt,
     libc::SYS_add_key,
@@ -108,14 +112,26 @@ const OPEN_TREE_ATTR: c_long = 467;
 /// Numbers from here on are calls of the x32 ABI, which has numbers of its own.
 const X32: u32 = 0x4000_0000;
 
-/// Makes system calls that no server of a device needs fail with `EPERM` from now on, in all
-/// threads: those that start programs, look into other processes, mount, change users, or change
-/// the host, and those of io_uring unless `uses_uring`.
+/// What a process does, as far as it decides which calls it needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// It serves one device. With `uses_uring` it may make the calls of io_uring.
+    Device {
+        /// Whether its I/O goes through io_uring.
+        uses_uring: bool,
+    },
+    /// It serves one VM: it looks into the VMM, and starts helpers that trace the VMM.
+    Vm,
+}
+
+/// Makes system calls that a process with this role does not need fail with `EPERM` from now on, in
+/// all threads and in all programs that they start: those that mount, change users or change the
+/// host, and for a [`Role::Device`] also those that start programs or look into other processes.
 ///
 /// # Errors
 /// `Unsupported`: the kernel was built without such filters. Otherwise as seccomp(2), in words.
-pub fn forbid_calls(uses_uring: bool) -> io::Result<()> {
-    let program = program(uses_uring).map_err(io::Error::other)?;
+pub fn forbid_calls(role: Role) -> io::Result<()> {
+    let program = program(role).map_err(io::Error::other)?;
     seccompiler::apply_filter_all_threads(&program).map_err(in_kind)
 }
 
@@ -128,18 +144,30 @@ fn in_kind(error: seccompiler::Error) -> io::Error {
     }
 }
 
-fn program(uses_uring: bool) -> Result<BpfProgram, seccompiler::BackendError> {
-    let uring = URING.iter().filter(|_| !uses_uring);
-    let always = FORBIDDEN.iter().chain(uring).map(|&call| (call, Vec::new()));
-    // clone(2) may only make a thread: neither a process nor anything in other namespaces.
-    let thread = SeccompCmpOp::MaskedEq(libc::CLONE_THREAD as u64);
-    let no_thread = SeccompCondition::new(0, SeccompCmpArgLen::Dword, thread, 0)?;
-    let clone = (libc::SYS_clone, vec![SeccompRule::new(vec![no_thread])?]);
-    let rules = always.chain([clone]).collect();
+fn program(role: Role) -> Result<BpfProgram, seccompiler::BackendError> {
+    let forbidden: Vec<c_long> = match role {
+        Role::Device { uses_uring } => {
+            let uring = URING.iter().filter(|_| !uses_uring);
+            OF_NOBODY.iter().chain(&OF_HELPERS).chain(uring).copied().collect()
+        }
+        Role::Vm => OF_NOBODY.to_vec(),
+    };
+    let clone = (libc::SYS_clone, vec![SeccompRule::new(vec![forbidden_flags(role)?])?]);
+    let rules = forbidden.into_iter().map(|call| (call, Vec::new())).chain([clone]).collect();
     let denied = SeccompAction::Errno(libc::EPERM as u32);
     let filter = SeccompFilter::new(rules, SeccompAction::Allow, denied, TargetArch::x86_64)?;
     let rest: BpfProgram = filter.try_into()?;
     Ok(by_number().into_iter().chain(rest).collect())
+}
+
+/// Flags with which clone(2) fails: it makes no user namespace, in which its child would have all
+/// capabilities. For a device it makes threads only.
+fn forbidden_flags(role: Role) -> Result<SeccompCondition, seccompiler::BackendError> {
+    let (mask, value) = match role {
+        Role::Device { .. } => (libc::CLONE_THREAD, 0),
+        Role::Vm => (libc::CLONE_NEWUSER, libc::CLONE_NEWUSER as u64),
+    };
+    SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(mask as u64), value)
 }
 
 /// Returns the rules before the list: for x32's calls, which the list does not name, and for
@@ -200,12 +228,17 @@ mod tests {
     }
 
     #[test]
+    fn a_server_of_a_vm_starts_helpers_that_may_look_into_processes() {
+        run_alone("with_helpers");
+    }
+
+    #[test]
     #[ignore = "a_server_of_a_device_starts_threads_and_nothing_else runs it in a process of its \
                 own: a filter stays"]
     fn with_the_filter() {
         let x32 = c_long::from(X32);
         assert_ne!(errno_of(x32 | libc::SYS_getpid), Some(libc::EPERM));
-        forbid_calls(false).unwrap();
+        forbid_calls(Role::Device { uses_uring: false }).unwrap();
         // 520 is execve(2) in x32.
         for call in [libc::SYS_getpid, libc::SYS_ptrace, 520] {
             assert_eq!(errno_of(x32 | call), Some(libc::EPERM), "x32: {call}");
@@ -256,8 +289,35 @@ mod tests {
                 own: a filter stays"]
     fn with_io_uring() {
         let without = errno_of(libc::SYS_io_uring_setup);
-        forbid_calls(true).unwrap();
+        forbid_calls(Role::Device { uses_uring: true }).unwrap();
         assert_eq!(errno_of(libc::SYS_io_uring_setup), without);
         assert_eq!(errno_of(libc::SYS_bpf), Some(libc::EPERM));
+    }
+
+    #[test]
+    #[ignore = "a_server_of_a_vm_starts_helpers_that_may_look_into_processes runs it in a process \
+                of its own: a filter stays"]
+    fn with_helpers() {
+        let before = [libc::SYS_ptrace, libc::SYS_pidfd_getfd, libc::SYS_capset].map(errno_of);
+        forbid_calls(Role::Vm).unwrap();
+        let after = [libc::SYS_ptrace, libc::SYS_pidfd_getfd, libc::SYS_capset].map(errno_of);
+        assert_eq!(before, after);
+        for call in [
+            libc::SYS_bpf,
+            libc::SYS_mount,
+            libc::SYS_setns,
+            libc::SYS_unshare,
+            libc::SYS_setuid,
+            libc::SYS_init_module,
+            libc::SYS_kexec_load,
+            libc::SYS_open_by_handle_at,
+        ] {
+            assert_eq!(errno_of(call), Some(libc::EPERM), "{call}");
+        }
+        assert!(Command::new("true").status().unwrap().success());
+        // What it starts is filtered, too.
+        let told = Command::new("unshare").args(["--mount", "true"]).output().unwrap();
+        assert!(!told.status.success(), "{told:?}");
+        assert_eq!(std::thread::spawn(|| 7).join().unwrap(), 7);
     }
 }

@@ -22,7 +22,7 @@ use crate::model::site::Site;
 use crate::model::task::{Task, Work};
 use crate::support::life::Life;
 use crate::system::calibration::Calibrated;
-use crate::system::{remains, starting};
+use crate::system::{cgroup, remains, starting};
 
 /// Number of VMs for which the daemon remembers why they ended.
 const ENDED_MAX: usize = 64;
@@ -265,6 +265,8 @@ impl Reserved {
     pub fn clear_away(mut self) {
         self.kept = true;
         self.daemon.forget(&self.name, &self.directory);
+        // The VM's process may have been in the group of its VM until it ended.
+        cgroup::clear_left(false);
     }
 }
 

@@ -21,7 +21,7 @@ use crate::model::record::Record;
 use crate::model::site::api_socket;
 use crate::model::task::{TaskResult, Work};
 use crate::rest::vm_server::FIGURES;
-use crate::system::last_words;
+use crate::system::{cgroup, last_words};
 
 /// First pause. The process after one that ended starts at once. If that ends soon, too, the next
 /// one waits this long, and each further one twice as long as the one before.
@@ -154,7 +154,12 @@ impl Supervisor {
             daemon.note_end(&name, why);
         }
         // Blocks for long: this looks through processes.
-        apart_or_log(move || daemon.forget(&name, &directory)).await;
+        let forget = move || {
+            daemon.forget(&name, &directory);
+            // The process was in the group of its VM until it ended.
+            cgroup::clear_left(false);
+        };
+        apart_or_log(forget).await;
     }
 }
 

@@ -25,9 +25,10 @@ use crate::serve::disks::{self, Disks, SharedDisks};
 use crate::serve::growth::{self, Growth};
 use crate::serve::swap_room;
 use crate::support::life;
+use crate::support::privileges::{self, as_vm_thread};
 use crate::system::confine::{self, Plan};
 use crate::system::host_facts::{self, Chosen};
-use crate::system::{last_words, origin, starting};
+use crate::system::{cgroup, last_words, origin, starting};
 use crate::vm::attach::attach as attach_vm;
 use crate::vm::context::VmContext;
 use crate::vm::context::mailbox::Command;
@@ -85,8 +86,15 @@ fn recover_vm(site: &Site, name: &VmName, directory: &Path) -> Answer<Option<Rea
         Err(NotRecovered::Over) => return Ok(None),
         Err(NotRecovered::Failed(error)) => return Err(ApiError::Failed(error.to_string())),
     };
+    let cgroups = cgroups_of(&managed.0.record);
     let console = managed.0.record.has_console().then(|| managed.0.logs());
+    if let Err(error) = privileges::of_vm() {
+        // A guest that waits for its memory is worse than a process that could do more.
+        tracing::error!("{name}: it keeps its privileges: {error}");
+    }
     let ready = Ready::new(managed).map_err(|(error, _)| ApiError::Failed(error.to_string()))?;
+    // Last, since this takes some milliseconds.
+    cgroup::enter(&cgroups);
     console.into_iter().for_each(|logs| keep_console(name.clone(), directory.to_owned(), logs));
     tracing::info!("{name}: recovered");
     Ok(Some(ready))
@@ -106,12 +114,26 @@ fn keep_console(name: VmName, directory: PathBuf, logs: PathBuf) {
     }
 }
 
-/// Serves the faults of a VM that was just attached. If this fails, the VM is as it was.
+/// Serves the faults of a VM that was just attached, without privileges that were needed only until
+/// now. If this fails, the VM is as it was.
 fn serve(managed: (VmContext, Receiver<Command>)) -> Answer<Ready> {
-    Ready::new(managed).map_err(|(error, context)| {
+    let cgroups = cgroups_of(&managed.0.record);
+    let ready = match privileges::of_vm() {
+        Ok(()) => Ready::new(managed),
+        Err(error) => Err((error, Box::new(managed.0))),
+    };
+    let ready = ready.map_err(|(error, context)| {
         detach::undo(*context);
         failed("the VM's threads")(error)
-    })
+    })?;
+    cgroup::enter(&cgroups);
+    Ok(ready)
+}
+
+/// The control group of the VM's QEMU, if it has one.
+fn cgroups_of(record: &Record) -> Vec<PathBuf> {
+    let groups = record.confinement.iter().flat_map(|confinement| &confinement.cgroups);
+    groups.cloned().collect()
 }
 
 fn run(site: &Site, request: &RunRequest, directory: &Path) -> Answer<Begun> {
@@ -127,11 +149,14 @@ fn run(site: &Site, request: &RunRequest, directory: &Path) -> Answer<Begun> {
     disks::check(&images).map_err(not_allowed)?;
     let shared = SharedDisks::new(&images, &request.disks, request.max_bytes())
         .map_err(failed("a random key"))?;
-    let served = Disks::start(images, &shared, directory, request.cpus);
-    let served = served.map_err(failed("its disks"))?;
     let records = growth::plan(request, &qemu(), plan.identity.clone());
-    let devices = Growth::start(&records, directory, None);
-    let devices = devices.map_err(failed("its memory devices"))?;
+    let (served, devices) = as_vm_thread(|| {
+        let served = Disks::start(images, &shared, directory, request.cpus);
+        let served = served.map_err(failed("its disks"))?;
+        let devices = Growth::start(&records, directory, None);
+        Answer::Ok((served, devices.map_err(failed("its memory devices"))?))
+    })
+    .map_err(failed("its devices"))??;
     let logs = site.logs(&request.name);
     let directories = (directory, logs.as_deref().unwrap_or(directory));
     let with = (&served, records.as_slice(), &plan);

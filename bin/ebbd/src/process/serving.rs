@@ -21,8 +21,8 @@ use super::say;
 use crate::model::site::api_socket;
 use crate::model::task::{Task, TaskResult};
 use crate::rest::vm_server::{self, Vm};
-use crate::support::private_socket;
 use crate::support::state_file::remove_if_there;
+use crate::support::{private_socket, privileges};
 use crate::system::calibration::Calibrated;
 use crate::system::last_words;
 use crate::vm::publisher::Publisher;
@@ -83,7 +83,8 @@ impl Service {
         let (worker, start) = mpsc::channel();
         let at = directory.to_owned();
         let run = move || work(&start, &at);
-        let thread = thread::Builder::new().name("worker".into()).spawn(run)?;
+        let start = || thread::Builder::new().name("worker".into()).spawn(run);
+        let thread = privileges::as_vm_thread(start)??;
         Ok(Service { runtime, listener, path, worker, thread, spare })
     }
 

@@ -35,16 +35,18 @@ impl Running {
         self.0.as_ref().map(|child| child.id() as i32)
     }
 
-    /// Leaves the process running. A thread waits for its end and calls `note`.
+    /// Leaves the process running. A thread waits for its end and calls `note`, if there is one to be
+    /// had.
     pub fn release(
         mut self,
         note: impl FnOnce(ExitStatus) + Send + 'static,
     ) -> Option<std::thread::JoinHandle<()>> {
         let mut child = self.0.take()?;
-        Some(std::thread::spawn(move || {
+        let wait = move || {
             // The end of a process that cannot be waited for is not noted.
             let _ = child.wait().map(note);
-        }))
+        };
+        std::thread::Builder::new().spawn(wait).ok()
     }
 }
 

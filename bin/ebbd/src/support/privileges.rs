@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::io;
+use std::panic::resume_unwind;
+use std::thread::{self, ScopedJoinHandle};
 
 use ebb_api::advice;
-use ebb_sys::call_filter::forbid_calls;
+use ebb_sys::call_filter::{Role, forbid_calls};
 use ebb_sys::confine::{self, CapabilitySet};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -44,6 +46,22 @@ const DAEMON: [CapabilitySet; 20] = [
     CapabilitySet::NET_ADMIN,
     CapabilitySet::NET_RAW,
     CapabilitySet::NET_BIND_SERVICE,
+];
+
+/// Capabilities of [`DAEMON`] that the process of a VM needs once QEMU runs and has a userfaultfd.
+const OF_VM: [CapabilitySet; 7] = [
+    // Swap files, and directories that QEMUs of other users have their sockets in.
+    CapabilitySet::DAC_OVERRIDE,
+    CapabilitySet::DAC_READ_SEARCH,
+    // To end a QEMU of another user.
+    CapabilitySet::KILL,
+    // QEMU's descriptors and page tables, and helpers that trace it.
+    CapabilitySet::SYS_PTRACE,
+    // Where pages are, and moving them between nodes.
+    CapabilitySet::SYS_ADMIN,
+    CapabilitySet::SYS_NICE,
+    // Keys that are locked in memory.
+    CapabilitySet::IPC_LOCK,
 ];
 
 /// Forbids core dumps and gaining privileges, in every process of this program.
@@ -94,6 +112,41 @@ fn scarce(most: u64) -> String {
     )
 }
 
+/// Gives up, for this thread and those that it starts later, the capabilities that the process of a
+/// VM needs only to start QEMU and to make a userfaultfd in it.
+///
+/// # Errors
+/// Those of prctl(2) and capset(2).
+fn of_vm_thread() -> io::Result<()> {
+    confine::keep_capabilities(OF_VM.into_iter().collect())
+}
+
+/// Does work in a thread of its own after [`of_vm_thread`], and waits for it: for threads that must
+/// begin before QEMU does.
+///
+/// # Errors
+/// Those of [`of_vm_thread`], or there is no thread to be had.
+///
+/// # Panics
+/// The work panicked.
+pub fn as_vm_thread<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    let done = thread::scope(|scope| {
+        let work = || of_vm_thread().map(|()| work());
+        thread::Builder::new().spawn_scoped(scope, work).map(ScopedJoinHandle::join)
+    })?;
+    done.unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+/// Does [`of_vm_thread`], and filters the system calls of all threads, and of the helpers that they
+/// start.
+///
+/// # Errors
+/// Those of prctl(2), capset(2) and seccomp(2).
+pub fn of_vm() -> io::Result<()> {
+    of_vm_thread()?;
+    filter(Role::Vm)
+}
+
 /// Gives up all capabilities, for a relay: it only forwards messages between two sockets of its own
 /// user.
 ///
@@ -101,7 +154,7 @@ fn scarce(most: u64) -> String {
 /// Those of prctl(2), capset(2) and seccomp(2).
 pub fn of_relay() -> io::Result<()> {
     confine::keep_capabilities(CapabilitySet::empty())?;
-    filter(false)
+    filter(Role::Device { uses_uring: false })
 }
 
 /// Gives up what a process that serves one device does not need. Its files may belong to another
@@ -111,12 +164,12 @@ pub fn of_relay() -> io::Result<()> {
 /// Those of prctl(2), capset(2) and seccomp(2).
 pub fn of_device(uses_uring: bool) -> io::Result<()> {
     confine::keep_capabilities(CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH)?;
-    filter(uses_uring)
+    filter(Role::Device { uses_uring })
 }
 
 /// Filters system calls if the kernel can: a kernel without such filters serves VMs all the same.
-fn filter(uses_uring: bool) -> io::Result<()> {
-    match forbid_calls(uses_uring) {
+fn filter(role: Role) -> io::Result<()> {
+    match forbid_calls(role) {
         Err(error) if error.kind() == io::ErrorKind::Unsupported => {
             tracing::warn!("system calls are not filtered: {error}");
             Ok(())
@@ -159,6 +212,7 @@ mod tests {
         ] {
             assert!(kept.contains(needed), "{needed:?}");
         }
+        assert!(kept.contains(OF_VM.into_iter().collect()), "a VM's process has some of them");
         for never in [CapabilitySet::SYS_MODULE, CapabilitySet::SYS_BOOT, CapabilitySet::SYS_TIME] {
             assert!(!kept.contains(never), "{never:?}");
         }

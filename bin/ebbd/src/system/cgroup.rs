@@ -1,8 +1,11 @@
-//! A control group for each QEMU. Only a QEMU that misbehaves reaches its limits.
+//! A control group for each VM, `ebb/NAME.PID`. It limits what the VM's processes take together, and
+//! only a QEMU that misbehaves reaches that. Two groups are in it: `qemu` for QEMU and what it
+//! starts, and `ebb` for the VM's process.
 
 mod hierarchy;
 mod processes;
 mod removal;
+mod service;
 
 use std::fs::{self, File};
 use std::io;
@@ -14,11 +17,14 @@ use ebb_sys::confine::User;
 
 use self::hierarchy::{Hierarchy, MOUNTS, find};
 use self::processes::{MEMBERS, end_members_if, members};
-use self::removal::clear_below;
+use self::removal::{clear_below, remove_above, remove_all};
 pub use self::removal::{remove, remove_later, remove_of};
+pub use self::service::enter;
 
 /// The group that contains all of them.
 const PARENT: &str = "ebb";
+/// The group of QEMU in that of its VM.
+const QEMU: &str = "qemu";
 /// Memory beside the VM's RAM and an eighth of it: what QEMU itself needs, for example for TCG's
 /// translations.
 const OVERHEAD_BYTES: u64 = 2 << 30;
@@ -43,7 +49,8 @@ struct Controller {
     files: [&'static str; 2],
 }
 
-/// A control group, in each hierarchy that can limit it. Removed when dropped unless kept.
+/// The control group of a QEMU, in each hierarchy that can limit that of its VM. Removed when dropped
+/// unless kept.
 #[derive(Default)]
 pub struct Group {
     directories: Vec<PathBuf>,
@@ -62,9 +69,7 @@ impl Group {
         let mut group = Group { directories: Vec::new(), user: Some(user), kept: false };
         let (mut without, mut told) = (Vec::new(), None);
         for (controller, limit) in CONTROLLERS.iter().zip(limits) {
-            if controller.name == "memory" && !limits_memory {
-                continue;
-            }
+            let limit = (controller.name != "memory" || limits_memory).then_some(limit);
             match group.limit(&mounts, controller, limit, &request.name) {
                 Ok(lack) => told = told.or(lack),
                 Err(why) => without.push((controller.of, why)),
@@ -73,24 +78,28 @@ impl Group {
         (group, lacks(&without).into_iter().chain(told).collect())
     }
 
-    /// Sets one limit, and returns why it is not effective, if so.
+    /// Sets one limit, and returns why it is not effective, if so. Without a limit of memory, this
+    /// memory still stays out of the host's swap where one group has both settings.
     fn limit(
         &mut self,
         mounts: &str,
         controller: &Controller,
-        limit: u64,
+        limit: Option<u64>,
         name: &VmName,
     ) -> Result<Option<String>, String> {
         let at = find(mounts, controller.name)
             .ok_or_else(|| format!("no hierarchy with {} is mounted", controller.name))?;
+        if limit.is_none() && at.version == 1 {
+            return Ok(None);
+        }
         let [one, two] = controller.files;
         let file = if at.version == 2 { two } else { one };
-        let directory = self.add(&at, controller.name, name)?;
-        set(&directory, file, limit).map_err(in_words(&directory))?;
-        Ok((file == MEMORY).then(|| unlimited_swap(&directory, Path::new(SWAPS))).flatten())
+        let of_vm = self.add(&at, controller.name, name)?;
+        set(&of_vm, file, limit).map_err(in_words(&of_vm))?;
+        Ok((file == MEMORY).then(|| unlimited_swap(&of_vm, Path::new(SWAPS))).flatten())
     }
 
-    /// Makes its directory in one hierarchy.
+    /// Makes its directory in one hierarchy, in that of the VM's group. Returns the latter.
     fn add(&mut self, at: &Hierarchy, controller: &str, name: &VmName) -> Result<PathBuf, String> {
         let parent = at.root.join(PARENT);
         fs::create_dir_all(&parent).map_err(in_words(&parent))?;
@@ -99,12 +108,17 @@ impl Group {
             enable(&parent, controller)?;
         }
         // Another daemon's VM may have this name, so the number is that of this VM's process.
-        let directory = parent.join(format!("{name}.{}", std::process::id()));
+        let of_vm = parent.join(format!("{name}.{}", std::process::id()));
+        let directory = of_vm.join(QEMU);
         if !self.directories.contains(&directory) {
-            make_anew(&directory).map_err(in_words(&directory))?;
-            self.directories.push(directory.clone());
+            make_anew(&of_vm).map_err(in_words(&of_vm))?;
+            if let Err(error) = fs::create_dir(&directory) {
+                let _ = remove_all(&of_vm);
+                return Err(in_words(&directory)(error));
+            }
+            self.directories.push(directory);
         }
-        Ok(directory)
+        Ok(of_vm)
     }
 
     /// Open files through which a process can join the group, as far as they can be opened.
@@ -131,7 +145,9 @@ impl Group {
         self.kept = true;
         for directory in &self.directories {
             // This removes only a directory that QEMU could not join.
-            let _ = fs::remove_dir(directory);
+            if fs::remove_dir(directory).is_ok() {
+                remove_above(directory);
+            }
         }
     }
 }
@@ -166,12 +182,12 @@ fn in_words(at: &Path) -> impl FnOnce(io::Error) -> String {
 
 /// Sets a limit. If it limits memory, none of that may go to the host's swap: guests' bytes would
 /// be on a disk in the clear, and would count as returned while Ebb takes them for resident.
-fn set(directory: &Path, file: &str, limit: u64) -> io::Result<()> {
+fn set(directory: &Path, file: &str, limit: Option<u64>) -> io::Result<()> {
     let swap = directory.join(SWAP);
     if file.starts_with("memory") && swap.exists() {
         fs::write(swap, "0")?;
     }
-    fs::write(directory.join(file), limit.to_string())
+    limit.map_or(Ok(()), |limit| fs::write(directory.join(file), limit.to_string()))
 }
 
 /// Warning about a group of version 2 whose memory the host may swap out.
@@ -202,7 +218,7 @@ pub fn clear_left(start: bool) {
 fn make_anew(directory: &Path) -> io::Result<()> {
     match fs::create_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            fs::remove_dir(directory)?;
+            remove_all(directory)?;
             fs::create_dir(directory)
         }
         made => made,
@@ -254,9 +270,13 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let read = |file: &str| fs::read_to_string(directory.path().join(file)).unwrap();
         fs::write(directory.path().join(SWAP), "max").unwrap();
-        set(directory.path(), "pids.max", 7).unwrap();
+        set(directory.path(), "pids.max", Some(7)).unwrap();
         assert_eq!((read("pids.max").as_str(), read(SWAP).as_str()), ("7", "max"));
-        set(directory.path(), "memory.max", 8).unwrap();
+        set(directory.path(), "memory.max", Some(8)).unwrap();
+        assert_eq!((read("memory.max").as_str(), read(SWAP).as_str()), ("8", "0"));
+        // Memory that is not limited stays out of the swap, too.
+        fs::write(directory.path().join(SWAP), "max").unwrap();
+        set(directory.path(), "memory.max", None).unwrap();
         assert_eq!((read("memory.max").as_str(), read(SWAP).as_str()), ("8", "0"));
     }
 

@@ -25,6 +25,7 @@ use crate::model::record::{Record, RegionRecord, Settings};
 use crate::serve::disks::{self, Disks, SharedDisks};
 use crate::serve::growth::Growth;
 use crate::support::life::Life;
+use crate::support::privileges::as_vm_thread;
 use crate::system::remains::ledger_path;
 use crate::system::small_pages;
 
@@ -115,9 +116,11 @@ fn recover_process(
     let pager = Arc::new(pager);
     shared.serve_with(&pager);
     small_pages::mind(&pager, &process, &record);
-    let disks = Disks::start(images, &shared, directory, record.cpus).map_err(io::Error::other)?;
-    let growth = Growth::start(&record.growth, directory, Some(&pager));
-    let growth = growth.map_err(io::Error::other)?;
+    let (disks, growth) = as_vm_thread(|| {
+        let disks = Disks::start(images, &shared, directory, record.cpus);
+        let growth = Growth::start(&record.growth, directory, Some(&pager));
+        io::Result::Ok((disks.map_err(io::Error::other)?, growth.map_err(io::Error::other)?))
+    })??;
     growth.hold(&pager, false)?;
     make_pager::forget_with(&pager, shared, &growth);
     let qmp = None;

@@ -9,11 +9,13 @@ use std::thread::{self, sleep};
 use std::time::Duration;
 
 use ebb_api::VmName;
-use ebb_sys::process::Process;
+use ebb_sys::process::{Process, is_gone};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::retry_on_intr;
 
-use super::processes::end_members_if;
+use super::QEMU;
+use super::processes::{end_members_if, members};
+use super::service::SERVICE;
 use crate::model::record::Record;
 
 /// Most further tries to remove a group, with a pause of `TRY_EVERY` before each.
@@ -50,13 +52,60 @@ pub(super) fn clear_below(parent: &Path, start: bool) {
         let name = entry.file_name();
         let is_left = match name.to_str().and_then(maker) {
             Some(pid) if pid == std::process::id() => start,
-            Some(pid) => !Path::new("/proc").join(pid.to_string()).exists(),
+            Some(pid) => !may_run(pid),
             None => false,
         };
-        // A group with a process in it stays.
-        if is_left && fs::remove_dir(entry.path()).is_ok() {
-            tracing::info!("{}: removed, an ended process of ebbd left it", entry.path().display());
+        if is_left && remove_left(&entry.path()).is_ok() {
+            tracing::debug!("{}: removed, it was left", entry.path().display());
         }
+    }
+}
+
+/// Removes the group of a VM that is left, unless a process is in it. Tries for a while, as
+/// [`remove_soon`] does.
+fn remove_left(of_vm: &Path) -> io::Result<()> {
+    let is_empty =
+        |below: &str| members(&of_vm.join(below)).map_or(true, |members| members.is_empty());
+    for tries in 0.. {
+        match remove_all(of_vm) {
+            Err(error)
+                if error.kind() == io::ErrorKind::ResourceBusy
+                    && tries < TRIES
+                    && [QEMU, SERVICE, "."].into_iter().all(is_empty) =>
+            {
+                sleep(TRY_EVERY);
+            }
+            removed => return removed,
+        }
+    }
+    Ok(())
+}
+
+/// Removes the group of a VM, with the two in it, unless a process is in one of them.
+pub(super) fn remove_all(of_vm: &Path) -> io::Result<()> {
+    for below in [QEMU, SERVICE] {
+        match fs::remove_dir(of_vm.join(below)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    fs::remove_dir(of_vm)
+}
+
+/// Removes the group of the VM whose QEMU had this group, which is gone. It stays while the VM's
+/// process is in it; `ebbd` removes it then.
+pub(super) fn remove_above(of_qemu: &Path) {
+    if let (true, Some(of_vm)) = (of_qemu.ends_with(QEMU), of_qemu.parent()) {
+        let _ = remove_all(of_vm);
+    }
+}
+
+/// Whether the process may run. One that has ended and that nobody has waited for yet does not.
+fn may_run(pid: u32) -> bool {
+    match i32::try_from(pid).map(Process::open) {
+        Ok(Ok(process)) => !process.has_ended().unwrap_or(false),
+        Ok(Err(error)) => !is_gone(&error),
+        Err(_) => false,
     }
 }
 
@@ -104,7 +153,11 @@ fn remove_soon(directory: &Path, number: Option<u64>) -> io::Result<()> {
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy && tries < TRIES => {
                 sleep(TRY_EVERY);
             }
-            removed => return removed,
+            Ok(()) => {
+                remove_above(directory);
+                return Ok(());
+            }
+            failed => return failed,
         }
     }
     Ok(())
