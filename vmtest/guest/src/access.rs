@@ -39,6 +39,8 @@ struct Shared {
     law: Mutex<Law>,
     stop: AtomicBool,
     done: AtomicU64,
+    /// The longest time of [`BATCH`] accesses since somebody last asked, in microseconds.
+    longest_us: AtomicU64,
 }
 
 impl Law {
@@ -82,6 +84,7 @@ impl Access {
             law: Mutex::new(law),
             stop: AtomicBool::new(false),
             done: AtomicU64::new(0),
+            longest_us: AtomicU64::new(0),
         });
         let told = Arc::clone(&shared);
         let thread = thread::Builder::new().name("access".into());
@@ -107,6 +110,11 @@ impl Access {
         Ok(format!("{} {}", self.shared.done.load(Relaxed), self.began.elapsed().as_micros()))
     }
 
+    /// Returns the longest time of [`BATCH`] accesses since the last call, in microseconds.
+    pub fn longest(&self) -> String {
+        self.shared.longest_us.swap(0, Relaxed).to_string()
+    }
+
     /// The guest's frames of the pages, in the order of the pages.
     pub fn frames(&self) -> String {
         buffer::runs(&self.frames)
@@ -125,6 +133,7 @@ fn work(mut buffer: Buffer, shared: &Shared) -> Wrong {
     let mut random = 1;
     while !shared.stop.load(Relaxed) {
         let law = *shared.law.lock().unwrap_or_else(PoisonError::into_inner);
+        let began = Instant::now();
         for _ in 0..BATCH {
             random = measure::next_random(random);
             let page = spread::page(law.rank(random, pages), pages);
@@ -136,6 +145,8 @@ fn work(mut buffer: Buffer, shared: &Shared) -> Wrong {
                 }
             }
         }
+        let took_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        shared.longest_us.fetch_max(took_us, Relaxed);
         shared.done.fetch_add(BATCH, Relaxed);
         thread::yield_now();
     }

@@ -1,4 +1,8 @@
-//! Memory that the daemon itself holds for a VM.
+//! What Ebb itself costs: the memory of its processes, and how long a guest waits when one of them
+//! ends.
+
+mod ends;
+mod idle;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -75,6 +79,8 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
             figures.rows(&mut report, gib, mode);
         }
     }
+    idle::rows(&mut report, rounds)?;
+    ends::rows(&mut report, if quick { 1 } else { 10 })?;
     Ok(report)
 }
 
