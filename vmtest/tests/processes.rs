@@ -1,7 +1,7 @@
 //! Each VM has a process of its own. Its end concerns no other VM and not `ebbd`, and the end of
 //! `ebbd` concerns no VM.
 
-use std::fs;
+use std::fs::{self, File};
 use std::thread;
 
 use ebb_api::State;
@@ -129,4 +129,69 @@ fn a_process_that_stands_still_is_nobody_elses_matter() {
     signal(server(&host, &vm), Signal::CONT);
     assert_eq!(vm.guest("check a"), "0");
     vm.ebb("limit 95M").ok();
+}
+
+/// The worker of one VM loops for ever: its faults and all other VMs are served as before.
+#[test]
+fn an_endless_loop_in_one_process_delays_nobody_else() {
+    let host = Host::new();
+    host.set("EBB_FAIL", "vm1:spin:1");
+    let other = limited(&host);
+    let longest = |vm: &Vm| vm.guest("accesslongest b").parse::<u64>().expect("microseconds");
+    other.guest("access b 40M hot 0 10240");
+    other.guest("accesson b 100000");
+    longest(&other);
+    other.guest("accesson b 100000");
+    let calm_us = longest(&other);
+    let vm = host.run(small().memory("128M"));
+    let process = server(&host, &vm);
+    until("its worker to loop", || (worker_ticks(process) > 200).then_some(()));
+    longest(&other);
+    other.guest("accesson b 100000");
+    let loops_us = longest(&other);
+    // The loop takes one of the host's processors, so threads wait longer for theirs.
+    assert!(loops_us < calm_us.max(100_000) * 10, "{calm_us} us before, {loops_us} us beside it");
+    assert!(other.guest("accessstop b").ends_with(" 0"));
+    assert_eq!(other.guest("check a"), "0");
+    assert_eq!(host.list().len(), 2);
+    assert_eq!(vm.guest("ping"), "done");
+    assert_eq!(server(&host, &vm), process, "it still loops");
+}
+
+/// Returns the processor time of the worker of a VM's process, in hundredths of a second.
+fn worker_ticks(process: i32) -> u64 {
+    let tasks = fs::read_dir(format!("/proc/{process}/task")).expect("it runs").flatten();
+    let stats = tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
+    let worker = stats.filter(|stat| stat.contains("(worker)"));
+    let user = |stat: String| {
+        let rest = stat.rsplit(") ").next()?.split(' ').nth(11)?;
+        rest.parse::<u64>().ok()
+    };
+    worker.filter_map(user).sum()
+}
+
+/// The ledger that the process maps is cut off, and the next look at it is a SIGBUS.
+#[test]
+fn a_sigbus_in_one_process_is_nobody_elses_matter() {
+    let host = Host::new();
+    let (vm, other) = (limited(&host), limited(&host));
+    let (before, others) = (server(&host, &vm), server(&host, &other));
+    let path = host.run_directory().join("vms").join(vm.name()).join("ledger");
+    // Nothing changes in the ledger while its copy is made.
+    signal(before, Signal::STOP);
+    let copy = fs::read(&path).expect("the ledger");
+    let ledger = File::options().write(true).open(&path).expect("the ledger");
+    ledger.set_len(0).expect("it can be cut off");
+    signal(before, Signal::CONT);
+    thread::scope(|scope| {
+        let reading = scope.spawn(|| vm.guest("check a"));
+        until("the process to end", || {
+            (!host.servers().contains(&before) || host.server(vm.name()).is_none()).then_some(())
+        });
+        assert_eq!(other.guest("check a"), "0");
+        assert!(!is_managed(&host, &vm), "it has no ledger");
+        fs::write(&path, &copy).expect("the ledger");
+        assert_eq!(reading.join().expect("the guest reads"), "0");
+    });
+    assert_eq!(server(&host, &other), others);
 }

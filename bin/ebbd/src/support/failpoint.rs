@@ -10,6 +10,9 @@
 //! - `closed`: after the userfaultfd was closed.
 //! - `lost`: in place of bringing all memory back for a guest's next kernel.
 //!
+//! An endless loop happens at one place:
+//! - `spin`: the worker's tick.
+//!
 //! Without the variable, `map` does not exist, and each other place costs one look at a constant.
 
 use std::io;
@@ -45,6 +48,16 @@ fn wanted(place: &str, vm: &VmName) -> Option<&'static Wanted> {
 pub fn reached(place: &str, vm: &VmName) {
     if let Some(wanted) = wanted(place, vm) {
         count(wanted);
+    }
+}
+
+/// Notes that the worker of this VM has come to its tick. Never returns if an endless loop is wanted
+/// now.
+pub fn may_spin(vm: &VmName) {
+    if wanted("spin", vm).is_some_and(is_now) {
+        loop {
+            std::hint::spin_loop();
+        }
     }
 }
 

@@ -207,6 +207,7 @@ impl Worker {
         self.devices.keep_regions(&mut self.cx, open);
         self.keep_devices(open);
         failpoint::reached("tick", self.cx.name());
+        failpoint::may_spin(self.cx.name());
         self.cx.record.save_again();
         self.cx.pager.evictor().rest();
         // QEMU itself may be the next to wait for room.
