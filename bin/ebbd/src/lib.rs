@@ -136,7 +136,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let run_dir = std::path::absolute(&arguments.run_dir)?;
     let log_dir = std::path::absolute(route::log_dir(&run_dir, arguments.log_dir.as_deref()))?;
-    log::to_stderr(Some(&log_dir.join(route::LOG_FILE)));
+    log::to_stderr(Some(&log_dir.join(route::LOG_FILE)), None);
     let _lock = lock_run_dir(&run_dir)?;
     let swap_dir = swap_dir::SwapDir::new(&run_dir, arguments.swap_dir.as_deref())?;
     swap_dir.begin(&run_dir).map_err(anyhow::Error::msg)?;

@@ -30,7 +30,7 @@ pub const COMMAND: &str = "vm";
 pub fn main() -> anyhow::Result<()> {
     ebb_sys::heap::give_back_large();
     let task: Task = serde_json::from_reader(io::stdin().lock()).context("the task")?;
-    log::to_stderr(Some(&task.site.log_dir.join(route::LOG_FILE)));
+    log::to_stderr(Some(&task.site.log_dir.join(route::LOG_FILE)), Some(&task.name));
     privileges::of_daemon().context("giving up privileges")?;
     let directory = task.site.directory(&task.name);
     let taken = process_lock::take(&directory, Instant::now()).and_then(|lock| {

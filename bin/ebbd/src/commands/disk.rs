@@ -39,7 +39,7 @@ struct Arguments {
 /// The image or the socket cannot be used.
 pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     let arguments = Arguments::parse_from(["ebbd disk".to_owned()].into_iter().chain(words));
-    crate::support::log::to_stderr(None);
+    crate::support::log::to_stderr(None, None);
     crate::support::privileges::of_device(true)?;
     let DiskRequest { path, dma, .. } = &arguments.image;
     ensure!(

@@ -76,7 +76,7 @@ fn address(text: &str) -> Result<Gpa, String> {
 /// The file, the state or the socket cannot be used, or no device can have this region.
 pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     let arguments = Arguments::parse_from(["ebbd memory".to_owned()].into_iter().chain(words));
-    crate::support::log::to_stderr(None);
+    crate::support::log::to_stderr(None, None);
     crate::support::privileges::of_device(false)?;
     let backend = start(&arguments)?;
     if let Some(Bytes(bytes)) = arguments.requested

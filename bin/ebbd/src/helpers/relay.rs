@@ -41,7 +41,7 @@ struct Arguments {
 /// The socket cannot be used.
 pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     let arguments = Arguments::parse_from(["ebbd relay".to_owned()].into_iter().chain(words));
-    crate::support::log::to_stderr(arguments.log.as_deref());
+    crate::support::log::to_stderr(arguments.log.as_deref(), None);
     let device = &arguments.device;
     let Some(socket) = &arguments.socket else {
         crate::support::privileges::of_relay()?;

@@ -74,13 +74,14 @@ pub fn begin(task: &Task) -> Answer<Option<Begun>> {
             Ok(Some(Begun { ready, qemu: None }))
         }
         Work::Recover => {
-            Ok(recover_vm(site, name, &directory)?.map(|ready| Begun { ready, qemu: None }))
+            let ready = recover_vm(site, &directory)?;
+            Ok(ready.map(|ready| Begun { ready, qemu: None }))
         }
     }
 }
 
 /// Recovers a VM. None: it has ended, or was detached.
-fn recover_vm(site: &Site, name: &VmName, directory: &Path) -> Answer<Option<Ready>> {
+fn recover_vm(site: &Site, directory: &Path) -> Answer<Option<Ready>> {
     let managed = match recover(directory, site.settings) {
         Ok(managed) => managed,
         Err(NotRecovered::Over) => return Ok(None),
@@ -90,27 +91,26 @@ fn recover_vm(site: &Site, name: &VmName, directory: &Path) -> Answer<Option<Rea
     let console = managed.0.record.has_console().then(|| managed.0.logs());
     if let Err(error) = privileges::of_vm() {
         // A guest that waits for its memory is worse than a process that could do more.
-        tracing::error!("{name}: it keeps its privileges: {error}");
+        tracing::error!("it keeps its privileges: {error}");
     }
     let ready = Ready::new(managed).map_err(|(error, _)| ApiError::Failed(error.to_string()))?;
     // Last, since this takes some milliseconds.
     cgroup::enter(&cgroups);
-    console.into_iter().for_each(|logs| keep_console(name.clone(), directory.to_owned(), logs));
-    tracing::info!("{name}: recovered");
+    console.into_iter().for_each(|logs| keep_console(directory.to_owned(), logs));
+    tracing::info!("recovered");
     Ok(Some(ready))
 }
 
 /// Restarts the console in a thread of its own: QEMU may be slow to answer, and its faults must not
 /// wait for that.
-fn keep_console(name: VmName, directory: PathBuf, logs: PathBuf) {
-    let vm = name.clone();
+fn keep_console(directory: PathBuf, logs: PathBuf) {
     let keep = move || {
         if let Err(error) = console::restart_if_gone(&directory, &logs) {
-            tracing::warn!("{name}: its console: {error}");
+            tracing::warn!("its console: {error}");
         }
     };
     if let Err(error) = thread::Builder::new().name("console".into()).spawn(keep) {
-        tracing::warn!("{vm}: its console: {error}");
+        tracing::warn!("its console: {error}");
     }
 }
 
@@ -200,9 +200,9 @@ fn run(site: &Site, request: &RunRequest, directory: &Path) -> Answer<Begun> {
         let (name, at) = (request.name.clone(), directory.to_owned());
         let filters = is_qemu && plan.sandbox;
         let noting = child.release(move |ended| {
-            if let Some(why) = confine::filtered(&name, pid, ended.signal()).filter(|_| filters) {
+            if let Some(why) = confine::filtered(pid, ended.signal()).filter(|_| filters) {
                 tracing::error!("{why}");
-                last_words::leave(&at, &why);
+                last_words::leave(&at, &format!("{name}: {why}"));
             }
         });
         qemu = qemu.or(noting.filter(|_| is_qemu));

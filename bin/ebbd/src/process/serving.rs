@@ -105,7 +105,7 @@ impl Service {
         let _ = worker.send(WorkerStart { ready, calibrated, publisher, ended });
         // `ebbd` may have ended; the VM is managed all the same.
         let _ = say(&TaskResult::Managed);
-        tracing::info!("{}: managed by process {}", task.name, std::process::id());
+        tracing::info!("managed by process {}", std::process::id());
         runtime.block_on(async {
             let listener = tokio::net::UnixListener::from_std(listener)?;
             let ended = async { end.await.unwrap_or_default() };

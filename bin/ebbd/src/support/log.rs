@@ -2,14 +2,19 @@
 //! front end can cause some as often as it likes.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use ebb_api::VmName;
 use tracing::Metadata;
 use tracing::callsite::Identifier;
-use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::field::RecordFields;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::format::{self, DefaultFields, Format};
+use tracing_subscriber::fmt::{FormatFields, MakeWriter, SubscriberBuilder};
 
 use crate::support::bounded_log::BoundedLog;
 
@@ -24,20 +29,40 @@ const SOURCES: usize = 1024;
 const SUBJECT_MOST: usize = 128;
 
 /// Sets up messages at the levels in `EBB_LOG`, `info` and above if it is not set. Standard error
-/// is bounded if it is the `file`.
-pub fn to_stderr(file: Option<&Path>) {
-    let log = Log(Arc::new(Mutex::new(Out {
-        log: BoundedLog::stderr(file),
-        sources: Sources::default(),
-    })));
-    tracing_subscriber::fmt()
+/// is bounded if it is the `file`. Each message names the `vm`, if this is the process of one: its
+/// messages are in the same file as those of other processes.
+pub fn to_stderr(file: Option<&Path>, vm: Option<&VmName>) {
+    builder(BoundedLog::stderr(file), vm)
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("EBB_LOG")
                 .unwrap_or_else(|_| "info".into()),
         )
-        .with_ansi(false)
-        .with_writer(log)
         .init();
+}
+
+fn builder(
+    log: BoundedLog,
+    vm: Option<&VmName>,
+) -> SubscriberBuilder<Prefix, Format, LevelFilter, Log> {
+    let prefix = Prefix(vm.map(|name| format!("{name}: ")).unwrap_or_default());
+    let out = Out { log, sources: Sources::default(), prefix: prefix.clone() };
+    let log = Log(Arc::new(Mutex::new(out)));
+    tracing_subscriber::fmt().with_ansi(false).fmt_fields(prefix).with_writer(log)
+}
+
+/// What stands before the text of each message: the VM's name, or nothing.
+#[derive(Clone)]
+struct Prefix(String);
+
+impl<'writer> FormatFields<'writer> for Prefix {
+    fn format_fields<R: RecordFields>(
+        &self,
+        mut writer: format::Writer<'writer>,
+        fields: R,
+    ) -> fmt::Result {
+        writer.write_str(&self.0)?;
+        DefaultFields::new().format_fields(writer, fields)
+    }
 }
 
 #[derive(Clone)]
@@ -46,6 +71,7 @@ struct Log(Arc<Mutex<Out>>);
 struct Out {
     log: BoundedLog,
     sources: Sources,
+    prefix: Prefix,
 }
 
 /// Writes one message.
@@ -77,8 +103,9 @@ impl io::Write for Writer {
         match left_out {
             Some(0) => out.log.write(line),
             Some(count) => {
-                out.log.write(line);
-                out.log.write(format!("  {count} more like this were left out\n").as_bytes());
+                let note = format!("  {}{count} more like this were left out\n", out.prefix.0);
+                // At once: another process may write in between.
+                out.log.write(&[line, note.as_bytes()].concat());
             }
             None => {}
         }
@@ -90,7 +117,8 @@ impl io::Write for Writer {
     }
 }
 
-/// The subject of a line: the text between its target and the next colon.
+/// The subject of a line: the text between its target and the next colon. In the process of a VM,
+/// that is always the VM's name.
 fn subject(line: &[u8]) -> &[u8] {
     let mut parts =
         line.splitn(3, |&byte| byte == b' ').last().unwrap_or_default().split(|&b| b == b':');
@@ -130,6 +158,7 @@ impl Sources {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use tracing::Callsite;
 
     struct Place;
@@ -160,6 +189,23 @@ mod tests {
     }
 
     #[test]
+    fn a_line_of_a_vms_process_names_the_vm() {
+        let web: VmName = "web".parse().unwrap();
+        for (vm, expected) in [
+            (None, "  WARN ebb_pager::frames: wake: no\n"),
+            (Some(&web), "  WARN ebb_pager::frames: web: wake: no\n"),
+        ] {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("log");
+            let say = || tracing::warn!(target: "ebb_pager::frames", "wake: no");
+            let subscriber = builder(BoundedLog::open(&path), vm).finish();
+            tracing::subscriber::with_default(subscriber, say);
+            let line = fs::read_to_string(&path).unwrap();
+            assert_eq!(line.split_once('Z').map(|(_, after)| after), Some(expected), "{line}");
+        }
+    }
+
+    #[test]
     fn a_line_says_what_it_is_about() {
         for (line, about) in [
             (
@@ -167,6 +213,7 @@ mod tests {
                 " /run/a",
             ),
             ("2026-01-01T00:00:00.000000Z ERROR ebbd::worker: web: its record: no", " web"),
+            ("2026-01-01T00:00:00.000000Z  WARN ebb_block: web: /run/a: no", " web"),
             ("2026-01-01T00:00:00.000000Z  INFO ebbd: listening on x", " listening on x"),
             ("", ""),
         ] {

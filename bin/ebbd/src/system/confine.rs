@@ -56,7 +56,7 @@ impl Plan {
         accelerator: Accelerator,
     ) -> Answer<Plan> {
         if request.privileged {
-            tracing::warn!("{}: QEMU runs as root, unconfined (--privileged)", request.name);
+            tracing::warn!("QEMU runs as root, unconfined (--privileged)");
             let group = Group::default();
             return Ok(Plan { identity: None, sandbox: false, group, lacks: Vec::new() });
         }
@@ -209,9 +209,9 @@ fn tell_once(lacks: &[String]) {
 
 /// Message about a QEMU that filters its system calls and ended in this way; none: its filter is
 /// not the reason.
-pub fn filtered(name: &VmName, pid: i32, signal: Option<i32>) -> Option<String> {
+pub fn filtered(pid: i32, signal: Option<i32>) -> Option<String> {
     let is_filter = signal == Some(Signal::SYS.as_raw());
-    is_filter.then(|| format!("{name}: QEMU {pid} was ended by SIGSYS{FILTERED}"))
+    is_filter.then(|| format!("QEMU {pid} was ended by SIGSYS{FILTERED}"))
 }
 
 /// Checks that QEMU can be this user where the daemon runs.
@@ -305,11 +305,10 @@ mod tests {
         assert!(plan.advice("it said nothing", Some(Signal::SYS.as_raw())).contains("-sandbox"));
         assert_eq!(plan.advice("it said nothing", Some(Signal::KILL.as_raw())), "");
         assert_eq!(plan.advice("no such device", None), "");
-        let name: VmName = "web".parse().unwrap();
-        let message = filtered(&name, 7, Some(Signal::SYS.as_raw())).unwrap();
-        assert!(message.contains("web: QEMU 7") && message.contains("-sandbox"), "{message}");
-        assert_eq!(filtered(&name, 7, Some(Signal::KILL.as_raw())), None);
-        assert_eq!(filtered(&name, 7, None), None);
+        let message = filtered(7, Some(Signal::SYS.as_raw())).unwrap();
+        assert!(message.contains("QEMU 7") && message.contains("-sandbox"), "{message}");
+        assert_eq!(filtered(7, Some(Signal::KILL.as_raw())), None);
+        assert_eq!(filtered(7, None), None);
         let privileged = Plan { identity: None, ..plan };
         assert_eq!(privileged.advice("a.img: Permission denied", None), "");
     }

@@ -47,7 +47,7 @@ pub fn restore(record: &mut Record, directory: &Path) {
         Ok(Some(origin)) => origin,
         Ok(None) => return,
         Err(error) => {
-            tracing::warn!("{}: {FILE}: {error}", record.name);
+            tracing::warn!("{FILE}: {error}");
             return;
         }
     };

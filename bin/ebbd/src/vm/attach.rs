@@ -50,7 +50,7 @@ pub fn attach(
                 remains::remove_swap(&record);
             }
             let forgotten = remains::forget(directory);
-            forgotten.unwrap_or_else(|error| tracing::error!("{}: {error}", record.name));
+            forgotten.unwrap_or_else(|error| tracing::error!("{error}"));
             return Err(refused);
         }
     };

@@ -274,7 +274,7 @@ impl VmContext {
         let started = vmm.and_then(|vmm| FaultService::start(&self.pager, vmm, &self.mailbox));
         match started {
             Ok(service) => self.service = Some(service),
-            Err(error) => tracing::error!("{}: the fault thread: {error}", self.name()),
+            Err(error) => tracing::error!("the fault thread: {error}"),
         }
     }
 

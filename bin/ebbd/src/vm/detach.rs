@@ -62,12 +62,12 @@ pub fn is_closed(cx: &VmContext) -> bool {
 /// Removes what is kept of a VM whose userfaultfd is closed. Its fault thread must have ended.
 pub fn remove_detached(process: &Process, record: &Record, directory: &Path) {
     if let Err(error) = origin::keep(record, directory) {
-        tracing::warn!("{}: where its console is: {error}", record.name);
+        tracing::warn!("where its console is: {error}");
     }
     cgroup::remove_later(record, process.try_clone());
     // The VM is detached all the same; the message tells what is left behind.
     if let Err(error) = forget_all(record, directory) {
-        tracing::error!("{}: its files are not all removed: {error}", record.name);
+        tracing::error!("its files are not all removed: {error}");
     }
 }
 
@@ -84,7 +84,7 @@ pub fn remove_ended(cx: &VmContext, _: &Dead) -> io::Result<()> {
 /// where it was.
 pub fn undo(cx: VmContext) {
     if let Err(error) = cx.pager.frames().unwatch_all() {
-        tracing::error!("{}: {error}", cx.name());
+        tracing::error!("{error}");
     }
     let VmContext { process, pager, restored, qmp, record, disks, growth, service, .. } = cx;
     // Frees descriptors first: they may be what is short, and closing the userfaultfd takes some.
@@ -92,7 +92,7 @@ pub fn undo(cx: VmContext) {
     close(&process, &record);
     remove_swap(&record);
     if let Err(error) = forget(record.directory()) {
-        tracing::error!("{}: {error}", record.name);
+        tracing::error!("{error}");
     }
 }
 
@@ -101,7 +101,7 @@ pub fn close(process: &Process, record: &Record) {
     if let Some(number) = record.userfaultfd
         && let Err(error) = injector::close(process, number)
     {
-        tracing::error!("{}: closing the userfaultfd in QEMU: {error}", record.name);
+        tracing::error!("closing the userfaultfd in QEMU: {error}");
     }
 }
 

@@ -133,22 +133,21 @@ impl Devices {
         let answer = if all { self.ask_all(cx, end) } else { self.ask_migration(cx, end) };
         drop(gate);
         cx.reaching.is_complete = answer.is_ok();
-        let name = &cx.record.name;
         match answer {
             Ok(()) => self.retry.worked(),
             Err(why) => {
                 self.retry.failed();
-                tracing::debug!("{name}: its devices: {why}");
+                tracing::debug!("its devices: {why}");
             }
         }
         let after = cx.reaching.all();
         for device in after.iter().filter(|device| !before.contains(device)) {
-            tracing::warn!("{name}: {} because of {device}", left(device));
+            tracing::warn!("{} because of {device}", left(device));
         }
         let is_gone =
             |device: &&MemoryUser| !after.contains(device) && device.kind != DeviceKind::Unknown;
         for device in before.iter().filter(is_gone) {
-            tracing::info!("{name}: {} no longer restricts Ebb", device.name);
+            tracing::info!("{} no longer restricts Ebb", device.name);
         }
     }
 
@@ -214,12 +213,12 @@ impl Devices {
     }
 
     /// Notes whether all memory came back that devices may ask for: its bytes, or the error.
-    pub fn settle(&mut self, cx: &VmContext, narrowed: &Narrowed, back: io::Result<u64>) {
-        let (name, device) = (cx.name(), &narrowed.device.name);
+    pub fn settle(&mut self, narrowed: &Narrowed, back: io::Result<u64>) {
+        let device = &narrowed.device.name;
         match back {
             Ok(bytes) => {
                 let (back, took) = (Bytes(bytes), narrowed.began.elapsed());
-                tracing::warn!("{name}: {back} came back for {device} in {took:?}");
+                tracing::warn!("{back} came back for {device} in {took:?}");
                 (self.settled, self.failed) = (narrowed.reach, None);
             }
             Err(error) => {
@@ -228,7 +227,7 @@ impl Devices {
                      {error}"
                 );
                 if self.failed.as_ref() != Some(&why) {
-                    tracing::error!("{name}: {why}");
+                    tracing::error!("{why}");
                 }
                 self.failed = Some(why);
             }
@@ -341,20 +340,19 @@ fn pause_guest(cx: &mut VmContext) {
     }
     cx.record.note(|record| record.begin = true);
     if let Err(error) = cx.command_guest("stop") {
-        tracing::error!("{}: it was not stopped: {error}", cx.name());
+        tracing::error!("it was not stopped: {error}");
     }
 }
 
 /// Cancels a migration: one that has begun would hand over memory that is not resident.
 fn cancel_migration(cx: &mut VmContext) {
     let cancelled = cx.qmp.socket().map(reach::cancel_migration);
-    let name = cx.name();
     match cancelled {
         Some(Ok(true)) => tracing::error!(
-            "{name}: its migration was cancelled, because not all of its memory was resident: \
+            "its migration was cancelled, because not all of its memory was resident: \
              migrate again once `ebb status` says that nothing is evicted"
         ),
-        Some(Err(error)) => tracing::error!("{name}: its migration goes on: {error}"),
+        Some(Err(error)) => tracing::error!("its migration goes on: {error}"),
         _ => {}
     }
 }

@@ -187,7 +187,7 @@ impl Limit {
         let left = evict_step(limiter, cx, marks, (heat, end), ended)?;
         let refused = limiter.refused.take();
         match (limiter.lacks_room().map(|error| explain_saving(cx, error)), &refused) {
-            (Some(why), _) => self.tell(cx, &why),
+            (Some(why), _) => self.tell(&why),
             (None, Some(error)) => self.last_failure = Some(explain_saving(cx, error)),
             (None, None) => {}
         }
@@ -243,7 +243,7 @@ impl Limit {
             }
             Err(error) => {
                 let why = explain_saving(cx, &error);
-                self.tell(cx, &why);
+                self.tell(&why);
                 let failure = match is_no_room(&error) {
                     true => StoreFailure::no_room(why),
                     false => StoreFailure::new(why, before),
@@ -262,9 +262,9 @@ impl Limit {
     }
 
     /// Logs a failure, once as long as it lasts.
-    fn tell(&mut self, cx: &VmContext, why: &String) {
+    fn tell(&mut self, why: &String) {
         if self.last_failure.as_ref() != Some(why) {
-            tracing::error!("{}: {why}", cx.name());
+            tracing::error!("{why}");
             self.last_failure = Some(why.clone());
         }
     }

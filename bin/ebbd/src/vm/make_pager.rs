@@ -62,8 +62,7 @@ fn digests(ram: &Ram, record: &Record, directory: &Path) -> io::Result<Option<Di
     match Digests::open(&path, ram.end(), record.digests) {
         Err(error) if error.kind() == io::ErrorKind::StorageFull => {
             tracing::warn!(
-                "{}: disk-backed content is not compared as it comes back: {}: {error}",
-                record.name,
+                "disk-backed content is not compared as it comes back: {}: {error}",
                 path.display()
             );
             // Nobody keeps the file up to date from now on.
@@ -124,7 +123,7 @@ fn store(slots: u64, record: &Record, directory: &Path) -> Result<Box<dyn Store>
         bytes => match Compressed::open(directory, bytes, disk()?) {
             // A VM that is recovered does not wait for room that it did not need so far.
             Err(StoreError::RunDirectory(error)) if !ebb_store::has_compressed(directory)? => {
-                tracing::warn!("{}: without compressed memory: {error}", record.name);
+                tracing::warn!("without compressed memory: {error}");
                 Ok(Box::new(disk()?))
             }
             store => Ok(Box::new(store?)),

@@ -110,7 +110,7 @@ fn recover_process(
     match record.save(directory) {
         // The record in the directory still holds. Its next change also writes this process's
         // settings.
-        Err(error) if !is_fresh => tracing::warn!("{}: its record: {error}", record.name),
+        Err(error) if !is_fresh => tracing::warn!("its record: {error}"),
         saved => saved?,
     }
     let pager = Arc::new(pager);

@@ -91,7 +91,7 @@ impl Resize {
     /// Does as [`Resize::look`], for a caller that does not depend on it.
     pub fn glance(&mut self, cx: &mut VmContext) {
         if let Err(error) = self.look(cx) {
-            tracing::debug!("{}: its size: {error}", cx.name());
+            tracing::debug!("its size: {error}");
         }
     }
 
@@ -207,7 +207,7 @@ impl Resize {
     pub fn pursue(&mut self, cx: &mut VmContext, shared: &SharedSize) -> SharedGoal {
         self.stepped = Some(Instant::now());
         if let Err(error) = self.take_step(cx, shared) {
-            tracing::debug!("{}: its size: {error}", cx.name());
+            tracing::debug!("its size: {error}");
             self.note_failure(&error);
         }
         self.take_goal()

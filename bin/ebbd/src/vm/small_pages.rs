@@ -33,7 +33,7 @@ impl SmallPages {
         match kept.and_then(|()| small_pages::await_khugepaged()) {
             Ok(()) => cx.record.note(|record| record.small_pages = true),
             Err(error) => {
-                tracing::warn!("{}: small pages: {error}", cx.name());
+                tracing::warn!("small pages: {error}");
                 self.0.failed();
             }
         }

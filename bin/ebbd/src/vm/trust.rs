@@ -70,7 +70,7 @@ impl Trust {
         if cx.record.mode == Mode::Strict {
             let failed = failpoint::fails("lost", cx.name());
             if let Err(error) = failed.and_then(|()| cx.pager.returner().give_back_all()) {
-                tracing::error!("{}: for its next kernel: {error}", cx.name());
+                tracing::error!("for its next kernel: {error}");
                 return;
             }
         }
@@ -144,7 +144,7 @@ fn is_in_place(cx: &mut VmContext) -> bool {
             false
         }
         Err(error) => {
-            tracing::debug!("{}: its memory devices: {error}", cx.record.name);
+            tracing::debug!("its memory devices: {error}");
             false
         }
     }

@@ -189,7 +189,7 @@ impl Worker {
         match (status::of(&self.knowing(), false), member) {
             (Ok(status), Ok(member)) => self.publisher.publish(status, member),
             (Err(error), _) | (_, Err(error)) => {
-                tracing::debug!("{}: {error}", self.cx.name());
+                tracing::debug!("{error}");
             }
         }
     }
@@ -223,7 +223,7 @@ impl Worker {
         }
         // Trims before evicting: content that comes back to memory need not be evicted again.
         if let Err(error) = self.cx.pager.evictor().trim_store(self.limit.is_idle()) {
-            tracing::debug!("{}: trimming: {error}", self.cx.name());
+            tracing::debug!("trimming: {error}");
         }
         if self.cx.guest.is_due() {
             self.confirm();
@@ -253,14 +253,13 @@ impl Worker {
 
     /// Handles a VMM that is said to have ended, or whose faults cannot be read.
     fn faults_ended(&mut self, why: io::Result<()>) -> Next {
-        let name = self.cx.name();
         let ended = Life::of_held(&self.cx.process);
         let Ok(Some(dead)) = ended else {
             match (why, ended) {
                 // Its memory is freed already: the process will end soon.
                 (Ok(()), Ok(_)) => {}
                 (Err(error), _) | (_, Err(error)) => {
-                    tracing::error!("{name}: its faults cannot be read: {error}");
+                    tracing::error!("its faults cannot be read: {error}");
                 }
             }
             // Whatever happened, the VMM may still run.
@@ -268,10 +267,10 @@ impl Worker {
             self.cx.serve_again();
             return Next::Go;
         };
-        tracing::info!("{name}: QEMU {} ended", self.cx.record.pid);
+        tracing::info!("QEMU {} ended", self.cx.record.pid);
         self.cx.service = None;
         if let Err(error) = detach::remove_ended(&self.cx, &dead) {
-            tracing::error!("{}: {error}", self.cx.name());
+            tracing::error!("{error}");
         }
         Next::End(Outcome::Ended(None))
     }

@@ -75,7 +75,7 @@ impl OnRecord {
         let saved = self.record.save(&self.directory);
         let why = saved.err().map(|error| error.to_string());
         if let Some(why) = why.as_ref().filter(|_| self.why_unsaved.is_none()) {
-            tracing::error!("{}: its record: {why}", self.record.name);
+            tracing::error!("its record: {why}");
         }
         self.why_unsaved = why;
     }

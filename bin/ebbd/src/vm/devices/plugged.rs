@@ -12,14 +12,13 @@ use crate::vm::context::VmContext;
 /// Asks nothing after `end`.
 pub fn look(cx: &mut VmContext, known: &mut Vec<Added>, end: Instant) {
     let Some(qmp) = cx.qmp.socket() else { return };
-    let name = &cx.record.name;
     match layout::added(qmp, cx.pager.ram(), end) {
         Ok(added) if added != *known => {
-            warning(&added).inspect(|why| tracing::warn!("{name}: {why}"));
+            warning(&added).inspect(|why| tracing::warn!("{why}"));
             *known = added;
         }
         Ok(_) => {}
-        Err(error) => tracing::debug!("{name}: its memory devices: {error}"),
+        Err(error) => tracing::debug!("its memory devices: {error}"),
     }
 }
 

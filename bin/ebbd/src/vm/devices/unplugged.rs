@@ -195,9 +195,9 @@ pub fn note(record: &mut Record, ram: &Ram, directory: &Path) {
         news |= region.gone;
     }
     if news {
-        tracing::info!("{}: QEMU has unplugged memory since its record was written", record.name);
+        tracing::info!("QEMU has unplugged memory since its record was written");
         if let Err(error) = record.save(directory) {
-            tracing::warn!("{}: its record: {error}", record.name);
+            tracing::warn!("its record: {error}");
         }
     }
 }
@@ -219,7 +219,7 @@ impl Unplugged {
         let pager = Arc::clone(&cx.pager);
         let gone = self.look(&cx.process, pager.ram(), open);
         let gone = gone.unwrap_or_else(|error| {
-            tracing::debug!("{}: its memory in QEMU: {error}", cx.name());
+            tracing::debug!("its memory in QEMU: {error}");
             Vec::new()
         });
         for &file in &gone {
@@ -234,7 +234,7 @@ impl Unplugged {
             *open = OpenFiles::default();
         }
         if let Some(why) = news {
-            tracing::warn!("{}: {why}", cx.name());
+            tracing::warn!("{why}");
         }
     }
 }
@@ -246,11 +246,7 @@ fn note_unplugged(cx: &mut VmContext, file: usize) {
     let at = regions().next().map_or(0, |region| region.gpa.0);
     // Memory that was not resident is not memory that the guest has returned.
     let resident = ram.files()[file].file.resident_bytes().unwrap_or(0);
-    tracing::info!(
-        "{}: QEMU has unplugged {} at {at:#x}: Ebb no longer manages it",
-        cx.name(),
-        Bytes(bytes)
-    );
+    tracing::info!("QEMU has unplugged {} at {at:#x}: Ebb no longer manages it", Bytes(bytes));
     cx.record.note(|record| {
         for region in regions() {
             let known = record.regions.iter_mut().filter(|known| known.gpa == region.gpa.0);

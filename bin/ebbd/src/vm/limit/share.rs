@@ -44,7 +44,7 @@ pub fn allow(cx: &mut VmContext, limit_bytes: Option<u64>) -> bool {
     }
     let noted = put_on_record(cx, share, limit_bytes);
     if let Err(error) = &noted {
-        tracing::error!("{}: its share of the pool: {error}", cx.name());
+        tracing::error!("its share of the pool: {error}");
     }
     noted.is_ok()
 }

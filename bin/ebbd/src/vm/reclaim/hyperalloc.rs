@@ -132,7 +132,7 @@ impl SharedAllocator {
         }
         let shared = self.share(cx);
         if let Err(why) = &shared {
-            tracing::debug!("{}: {why}", cx.name());
+            tracing::debug!("{why}");
         }
         shared.is_ok()
     }
@@ -213,7 +213,7 @@ impl SharedAllocator {
         let shared = self.share(cx).ok()?;
         let (_, stop, ended) = take(cx, &shared, How::Soft, u64::MAX, 0);
         if let Some(stop) = stop {
-            tracing::debug!("{}: {stop}", cx.name());
+            tracing::debug!("{stop}");
         }
         ended
     }
@@ -326,7 +326,7 @@ impl SharedAllocator {
             Ok(()) => "the guest touched memory that it must not use; QMP `cont` lets it go on",
             Err(_) => "the guest touched memory that it must not use; QEMU did not obey `stop`",
         };
-        tracing::error!("{}: stopped: {why}", cx.name());
+        tracing::error!("stopped: {why}");
         self.stopped = Some(why.into());
     }
 

@@ -83,7 +83,7 @@ impl Reserve {
             return;
         }
         if self.figures(cx, shared).is_some_and(|figures| figures.is_pressed()) {
-            tracing::info!("{}: its guest is about to run out of memory", cx.name());
+            tracing::info!("its guest is about to run out of memory");
             shared.give(&cx.pager, hard);
             self.rests_until = Some(Instant::now() + REST);
         }

@@ -82,23 +82,23 @@ impl BalloonControl {
     pub(super) fn empty(&mut self, cx: &mut VmContext) {
         let asked = self.asked_bytes.take().is_some_and(|bytes| bytes > 0);
         self.most_bytes = 0;
-        let VmContext { capabilities, qmp, record, .. } = cx;
+        let VmContext { capabilities, qmp, .. } = cx;
         if let (true, Some(found), Some(qmp)) = (asked, capabilities, qmp.socket())
             && let Err(error) = balloon::request(qmp, found.initial_bytes, 0)
         {
-            tracing::error!("{}: its balloon: {error}", record.name);
+            tracing::error!("its balloon: {error}");
         }
     }
 
     /// Prepares a detach: nothing is left in the balloon, and nobody asks it for figures.
     pub(super) fn give_back(&mut self, cx: &mut VmContext) {
         self.empty(cx);
-        let VmContext { capabilities, qmp, record, .. } = cx;
+        let VmContext { capabilities, qmp, .. } = cx;
         let balloon = capabilities.as_ref().and_then(|found| found.balloon.as_ref());
         if let (Some(_), Some(balloon), Some(qmp)) = (self.polled_s.take(), balloon, qmp.socket())
             && let Err(error) = balloon::poll_stats(qmp, balloon, 0)
         {
-            tracing::debug!("{}: its balloon: {error}", record.name);
+            tracing::debug!("its balloon: {error}");
         }
     }
 

@@ -156,7 +156,7 @@ impl Monitor {
                 return false;
             }
             if let Err(error) = self.begin() {
-                tracing::error!("{}: {error}", cx.name());
+                tracing::error!("{error}");
                 return false;
             }
         }
@@ -298,7 +298,7 @@ impl Monitor {
 
     /// Ends a monitoring that failed. Figures of a part of a guest are of no use.
     fn end_without(&mut self, cx: &VmContext, why: String) {
-        tracing::debug!("{}: not monitored: {why}", cx.name());
+        tracing::debug!("not monitored: {why}");
         (self.run, self.failed) = (None, Some(why));
         if !is_wanted(cx) {
             self.schedule = None;

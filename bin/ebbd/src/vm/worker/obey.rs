@@ -272,7 +272,7 @@ impl Worker {
             false => Ok(()),
         };
         if let Err(error) = watched {
-            tracing::error!("{}: watching its memory: {error}", self.cx.name());
+            tracing::error!("watching its memory: {error}");
         }
         self.cx.record.note(|_| {});
         self.apply_limit();

@@ -60,7 +60,7 @@ impl Worker {
             Some(End::Reset) => self.after_reset(),
             Some(End::Unknown) => {
                 let why = "its vCPUs do not all run the kernel that is known";
-                tracing::info!("{}: {why}", self.cx.name());
+                tracing::info!("{why}");
                 self.trust.on_reset(&mut self.cx, why);
                 self.lose_kernel();
                 self.trust.tell_pager(&mut self.cx);
@@ -97,7 +97,7 @@ impl Worker {
         }
         match self.cx.command_guest("cont") {
             Ok(()) => self.cx.record.note(|record| record.begin = false),
-            Err(error) => tracing::error!("{}: {error}", self.cx.name()),
+            Err(error) => tracing::error!("{error}"),
         }
     }
 
@@ -124,7 +124,7 @@ impl Worker {
             _ => self.cx.pager.returner().give_back_in_use(),
         };
         let is_back = back.is_ok();
-        self.devices.settle(&self.cx, &narrowed, back);
+        self.devices.settle(&narrowed, back);
         if is_back {
             self.begin();
         }
@@ -173,7 +173,7 @@ impl Worker {
         }
         match self.take(u64::MAX, self.cx.record.auto.keep_bytes) {
             Ok(report) => self.reclaim.note_auto(report),
-            Err(error) => tracing::debug!("{}: {error}", self.cx.name()),
+            Err(error) => tracing::debug!("{error}"),
         }
     }
 
@@ -238,7 +238,7 @@ impl Worker {
         let shared = self.reclaim.hyperalloc.shared_size();
         let goal = self.resize.pursue(&mut self.cx, &shared);
         if let Err(error) = self.pursue_shared(goal) {
-            tracing::debug!("{}: its size: {error}", self.cx.name());
+            tracing::debug!("its size: {error}");
             self.resize.note_failure(&error);
         }
     }
