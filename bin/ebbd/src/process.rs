@@ -7,11 +7,15 @@ mod serving;
 mod start_qemu;
 mod tiers;
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, Write};
+use std::panic::{self, PanicHookInfo};
+use std::thread;
 use std::time::Instant;
 
 use anyhow::Context;
 use ebb_api::route;
+use ebb_pager::panic_text;
 
 use self::serving::Service;
 use crate::model::api_error::failed;
@@ -31,6 +35,11 @@ pub fn main() -> anyhow::Result<()> {
     ebb_sys::heap::give_back_large();
     let task: Task = serde_json::from_reader(io::stdin().lock()).context("the task")?;
     log::to_stderr(Some(&task.site.log_dir.join(route::LOG_FILE)), Some(&task.name));
+    panic::set_hook(Box::new(log_panic));
+    serve(&task).with_context(|| task.name.clone())
+}
+
+fn serve(task: &Task) -> anyhow::Result<()> {
     privileges::of_daemon().context("giving up privileges")?;
     let directory = task.site.directory(&task.name);
     let taken = process_lock::take(&directory, Instant::now()).and_then(|lock| {
@@ -44,10 +53,24 @@ pub fn main() -> anyhow::Result<()> {
         Ok(taken) => taken,
         Err(error) => return say(&TaskResult::Refused(failed("the VM's process")(error))),
     };
-    match begin::begin(&task) {
-        Ok(Some(begun)) => Ok(service.run(&task, begun)?),
+    match begin::begin(task) {
+        Ok(Some(begun)) => Ok(service.run(task, begun)?),
         Ok(None) => say(&TaskResult::Over),
         Err(refused) => say(&TaskResult::Refused(refused)),
+    }
+}
+
+/// Logs a panic as a message: the standard library's text would not name the VM.
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let (thread, backtrace) = (thread::current(), Backtrace::capture());
+    let thread = thread.name().unwrap_or("without a name");
+    let at = panic.location().map(|at| format!(" at {at}")).unwrap_or_default();
+    let text = panic_text(panic.payload());
+    match backtrace.status() {
+        BacktraceStatus::Captured => {
+            tracing::error!("thread {thread} panicked{at}: {text}\n{backtrace}");
+        }
+        _ => tracing::error!("thread {thread} panicked{at}: {text}"),
     }
 }
 
