@@ -106,7 +106,11 @@ pub fn main() {
 }
 
 fn run() -> anyhow::Result<()> {
-    match std::env::args().nth(1).as_deref() {
+    let command = std::env::args().nth(1);
+    if let Some(command) = &command {
+        name_process(command);
+    }
+    match command.as_deref() {
         Some(injector::COMMAND) => {
             injector::main(&std::env::args().skip(2).collect::<Vec<String>>())
         }
@@ -117,6 +121,20 @@ fn run() -> anyhow::Result<()> {
         Some(process::COMMAND) => process::main(),
         _ => serve(&Arguments::parse()),
     }
+}
+
+/// Names this process in lists of processes, unless a user starts it: most others are started as
+/// `/proc/self/exe`, which such lists show as `exe`.
+fn name_process(command: &str) {
+    let name = match command {
+        process::COMMAND => c"ebbd-vm",
+        injector::COMMAND => c"ebbd-inject",
+        console::COMMAND => c"ebb-console",
+        relay::COMMAND => c"ebbd-relay",
+        _ => return,
+    };
+    // It works as well without.
+    let _ = rustix::thread::set_name(name);
 }
 
 /// Another daemon has the run directory. The caller may try again once that daemon has ended.
