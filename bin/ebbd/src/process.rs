@@ -67,6 +67,10 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
     let at = panic.location().map(|at| format!(" at {at}")).unwrap_or_default();
     let text = panic_text(panic.payload());
     match backtrace.status() {
+        // Somebody wants other messages only, but this is the last one of its thread.
+        _ if !tracing::enabled!(tracing::Level::ERROR) => {
+            eprintln!("thread {thread} panicked{at}: {text}");
+        }
         BacktraceStatus::Captured => {
             tracing::error!("thread {thread} panicked{at}: {text}\n{backtrace}");
         }

@@ -97,7 +97,10 @@ impl io::Write for Writer {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let mut out = self.log.0.lock().unwrap_or_else(PoisonError::into_inner);
         let left_out = match &self.place {
-            Some(place) => out.sources.admit(place, subject(line), Instant::now()),
+            Some(place) => {
+                let subject = subject(line, out.prefix.0.as_bytes()).to_owned();
+                out.sources.admit(place, &subject, Instant::now())
+            }
             None => Some(0),
         };
         match left_out {
@@ -117,13 +120,20 @@ impl io::Write for Writer {
     }
 }
 
-/// The subject of a line: the text between its target and the next colon. In the process of a VM,
-/// that is always the VM's name.
-fn subject(line: &[u8]) -> &[u8] {
+/// The subject of a line: the text between its target and the next colon, without the `prefix` that
+/// all lines of this process have.
+fn subject<'l>(line: &'l [u8], prefix: &[u8]) -> &'l [u8] {
     let mut parts =
         line.splitn(3, |&byte| byte == b' ').last().unwrap_or_default().split(|&b| b == b':');
     // The line has the form `crate::module: SUBJECT: text`.
-    let subject = parts.by_ref().find(|part| part.starts_with(b" ")).unwrap_or_default();
+    let mut subject = parts.by_ref().find(|part| part.starts_with(b" ")).unwrap_or_default();
+    if !prefix.is_empty() {
+        // The prefix is a subject for all lines that have no other one.
+        subject = match (parts.next(), parts.next()) {
+            (Some(second), Some(_)) => second,
+            _ => subject,
+        };
+    }
     &subject[..subject.len().min(SUBJECT_MOST)]
 }
 
@@ -213,11 +223,17 @@ mod tests {
                 " /run/a",
             ),
             ("2026-01-01T00:00:00.000000Z ERROR ebbd::worker: web: its record: no", " web"),
-            ("2026-01-01T00:00:00.000000Z  WARN ebb_block: web: /run/a: no", " web"),
             ("2026-01-01T00:00:00.000000Z  INFO ebbd: listening on x", " listening on x"),
             ("", ""),
         ] {
-            assert_eq!(subject(line.as_bytes()), about.as_bytes(), "{line}");
+            assert_eq!(subject(line.as_bytes(), b""), about.as_bytes(), "{line}");
+        }
+        for (line, about) in [
+            ("2026-01-01T00:00:00.000000Z  WARN ebb_block: web: /run/a: no", " /run/a"),
+            // Else each of these messages would be a subject of its own.
+            ("2026-01-01T00:00:00.000000Z  WARN ebb_block: web: it took 7 s", " web"),
+        ] {
+            assert_eq!(subject(line.as_bytes(), b"web: "), about.as_bytes(), "{line}");
         }
     }
 }
