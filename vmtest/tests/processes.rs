@@ -131,6 +131,30 @@ fn a_process_that_stands_still_is_nobody_elses_matter() {
     vm.ebb("limit 95M").ok();
 }
 
+/// Many VMs that have not begun: their processes outlive `ebbd`, and the next `ebbd` starts all of
+/// them again at once. The long form has as many as a large host.
+#[test]
+fn many_vms_are_served_at_once() {
+    let host = Host::new();
+    let count = rounds(8, 200) as usize;
+    for vm in 0..count {
+        host.ebb(&format!("run --name idle{vm} --memory 64M -- -S")).ok();
+    }
+    let managed = || host.list().iter().filter(|line| line.state == State::Managed).count();
+    assert_eq!((managed(), host.servers().len()), (count, count));
+    let before = host.servers();
+    host.kill_daemon();
+    host.start();
+    until("the next daemon to find all", || (managed() == count).then_some(()));
+    assert_eq!(host.servers(), before);
+    host.kill_servers();
+    until("all to be served again", || {
+        let servers = host.servers();
+        let are_new = servers.iter().all(|server| !before.contains(server));
+        (are_new && servers.len() == count && managed() == count).then_some(())
+    });
+}
+
 /// The worker of one VM loops for ever: its faults and all other VMs are served as before.
 #[test]
 fn an_endless_loop_in_one_process_delays_nobody_else() {
