@@ -1,6 +1,6 @@
 //! A guest that uses more memory than the host gives it.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
 use ebb_api::LimitStatus;
@@ -33,6 +33,40 @@ fn a_guest_lives_within_its_limit() {
     assert!(status.saved_bytes > 200 * MIB && status.ahead_hit_total_bytes > 0, "{status:?}");
     vm.ebb("limit off").ok();
     vm.detach();
+    assert_eq!(vm.guest("check a"), "0");
+}
+
+/// A kernel thread of QEMU's empties QEMU's page table, for the limit and for monitorings.
+#[test]
+fn a_limit_holds_by_a_ring_in_qemu() {
+    let host = Host::new();
+    host.set("EBB_FORGET_BY", "ring");
+    let vm = host.run(Guest::debian("6.1-cloud").memory("512M").backing("small"));
+    limit(&vm, 100);
+    vm.guest("fill a 200M");
+    let threads = || {
+        let tasks = fs::read_dir(format!("/proc/{}/task", vm.pid())).expect("it runs").flatten();
+        let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+        names.collect::<Vec<String>>()
+    };
+    let is_there = || threads().iter().any(|name| name.starts_with("iou-sqp"));
+    until("a ring", || {
+        assert_eq!(vm.guest("check a"), "0");
+        (is_there() || host.log().contains("injected calls empty")).then_some(())
+    });
+    let log = host.log();
+    let why = log.lines().find(|line| line.contains("injected calls empty"));
+    require!(why.map_or(Ok(()), Err));
+    let descriptors = Process::open(vm.pid()).and_then(|process| process.descriptors());
+    let descriptors = descriptors.expect("it runs");
+    assert!(descriptors.iter().all(|(_, link)| !link.contains("io_uring")), "{descriptors:?}");
+    host.kill9();
+    until("the ring to end with its process", || (!is_there()).then_some(()));
+    host.start();
+    assert_eq!(vm.guest("check a"), "0");
+    vm.ebb("limit off").ok();
+    vm.detach();
+    until("the ring to end with its process", || (!is_there()).then_some(()));
     assert_eq!(vm.guest("check a"), "0");
 }
 

@@ -36,7 +36,7 @@ use self::commands::{disk, memory};
 use self::helpers::{console, injector, relay};
 use self::host::{pool, pool_keeper, recovery, registry, swap_dir};
 use self::model::monitoring;
-use self::model::record::Settings;
+use self::model::record::{ForgetBy, Settings};
 use self::model::site::Site;
 use self::rest::server;
 use self::serve::swap_room;
@@ -79,6 +79,9 @@ struct Arguments {
     move_rate: Bytes,
     #[command(flatten)]
     monitoring: monitoring::MonitoringSettings,
+    /// How QEMU's page table is emptied to see which memory is used.
+    #[arg(long, env = "EBB_FORGET_BY", value_enum, default_value_t)]
+    forget_by: ForgetBy,
     /// The user that QEMUs run as, unless `ebb run --user` names one: a name, a number, UID:GID,
     /// or `own` for one that no other process has.
     #[arg(long, env = "EBB_VM_USER", value_name = "USER", default_value = "own", value_parser = user)]
@@ -169,6 +172,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
         move_rate: arguments.move_rate.0,
         when_swap_is_full: arguments.swap_room.when_swap_is_full,
         swap_quota: arguments.swap_room.quota(),
+        forget_by: arguments.forget_by,
     };
     let site = Site {
         run_dir: run_dir.clone(),

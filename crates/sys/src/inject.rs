@@ -18,19 +18,21 @@ mod victim;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use ebb_units::Hva;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use crate::process::{Process, Vma};
+use crate::process::Process;
+use crate::remote_ring::RingParams;
 use crate::uffd::{HvaRange, USERFAULTFD_IOC_NEW};
 use gadgets::Gadgets;
 use thread::Stopped;
 
 /// The most bytes that one call forgets. While the call lasts, KVM lets no vCPU take a fault in the
 /// range.
-const FORGET_BYTES: u64 = 32 << 20;
+pub(crate) const FORGET_BYTES: u64 = 32 << 20;
 /// Longest time to advise all ranges. Ranges left then stay as they are.
 const ADVISE_TIMEOUT: Duration = Duration::from_secs(60);
 /// A thread that was stopped for this long is released after the piece in progress, and does its
@@ -155,6 +157,26 @@ pub fn close(target: &Target, fd: i32) -> io::Result<()> {
     })
 }
 
+/// Makes a ring inside the process, takes a copy of its descriptor, and closes it there, all while a
+/// thread is stopped once. Returns the copy and what the kernel told of the ring, for
+/// [`RemoteRing`](crate::remote_ring::RemoteRing).
+///
+/// # Errors
+/// As [`userfaultfd`]. `EPERM`: the host or the process's filter forbids it
+/// (`kernel.io_uring_disabled`).
+pub fn ring(target: &Target) -> io::Result<(OwnedFd, RingParams)> {
+    sent::wait_for_none(target)?;
+    target.inside(|thread| {
+        let mut params = RingParams::request();
+        let (made, read) = thread.setup_ring(&mut params)?;
+        let copy = i32::try_from(made).map_err(io::Error::other);
+        let copy = copy.and_then(|number| target.process.descriptor(number));
+        thread.call(libc::SYS_close, [made, 0, 0])?;
+        read?;
+        Ok((copy?, params))
+    })
+}
+
 /// Tells the kernel not to back ranges with huge pages, where anything is mapped.
 ///
 /// # Errors
@@ -247,22 +269,12 @@ fn advise(target: &Target, ranges: &[HvaRange], advice: Advice, stops: usize) ->
     Ok(advised)
 }
 
-fn pieces(range: HvaRange, most: u64) -> impl Iterator<Item = HvaRange> {
+/// Cuts a range into pieces of at most `most` bytes.
+pub(crate) fn pieces(range: HvaRange, most: u64) -> impl Iterator<Item = HvaRange> {
     (0..range.bytes).step_by(most as usize).map(move |at| HvaRange {
         start: Hva(range.start.0.saturating_add(at)),
         bytes: most.min(range.bytes - at),
     })
-}
-
-/// Whether all of a range is shared memory of a file.
-fn is_shared(mappings: &[Vma], range: HvaRange) -> bool {
-    let (mut at, end) = (range.start.0, range.start.0.saturating_add(range.bytes));
-    for vma in mappings.iter().filter(|vma| vma.shared_write && vma.inode != 0) {
-        if vma.contains(at) {
-            at = vma.start.0 + vma.bytes;
-        }
-    }
-    at >= end
 }
 
 /// Tests shorten timeouts.

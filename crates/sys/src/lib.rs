@@ -24,6 +24,7 @@ pub mod private_dir;
 pub mod process;
 mod process_stat;
 pub mod ram_file;
+pub mod remote_ring;
 pub mod scratch;
 pub mod session;
 pub mod transfer;

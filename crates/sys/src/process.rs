@@ -20,6 +20,7 @@ use rustix::process::{
 
 use crate::process_stat::Stat;
 
+pub(crate) use vma::is_shared;
 pub use vma::{Vma, parse_mappings};
 
 /// The most bytes of a command line to read. execve(2) takes 6 MiB at most.

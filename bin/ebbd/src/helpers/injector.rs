@@ -5,14 +5,15 @@
 //! process of its own: it has no other children whose end its tracing could take for that of the
 //! threads, and nobody else kills it.
 
-use std::io;
-use std::os::fd::AsFd;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{anyhow, bail};
 use ebb_sys::inject::{self, Target};
 use ebb_sys::process::Process;
+use ebb_sys::remote_ring::{RemoteRing, RingParams};
 use ebb_sys::uffd::HvaRange;
 use ebb_sys::uffd_node::{self, Node};
 use ebb_units::Hva;
@@ -24,6 +25,8 @@ pub const COMMAND: &str = "inject";
 /// Longest time for a helper. One that has not ended by then is stopped or frozen, since its own
 /// deadlines are shorter, and is killed.
 const TIMEOUT: Timespec = Timespec { tv_sec: 120, tv_nsec: 0 };
+/// Longest line of a helper that has a ring.
+const LINE_BYTES: u64 = 1024;
 
 /// Makes a userfaultfd in the process. Returns its number there.
 ///
@@ -69,6 +72,47 @@ pub fn forget_once(process: &Process, ranges: &[HvaRange]) -> io::Result<u64> {
     out.trim().parse().map_err(|_| io::Error::other(format!("no number of bytes: {out}")))
 }
 
+/// Makes a ring in the process, by which its page table is emptied without stopping a thread. The
+/// process has no descriptor of it afterwards.
+///
+/// # Errors
+/// Those of [`make`]. In words: the host or the process's filter forbids it.
+pub fn ring(process: &Process) -> io::Result<RemoteRing> {
+    let mut child = spawn("ring", process, &[], Stdio::piped())?;
+    let taken = take_ring(&mut child);
+    // Now the helper ends.
+    drop(child.stdin.take());
+    match (output_of(child), taken) {
+        (Ok(_), taken) => taken,
+        (Err(error), _) => Err(error),
+    }
+}
+
+/// Takes the ring from the helper, which has it until its standard input is closed.
+fn take_ring(child: &mut Child) -> io::Result<RemoteRing> {
+    let output = child.stdout.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+    let mut fds = [PollFd::from_borrowed_fd(output.as_fd(), PollFlags::IN)];
+    if rustix::io::retry_on_intr(|| poll(&mut fds, Some(&TIMEOUT)))? == 0 {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    let mut line = String::new();
+    BufReader::new(output.take(LINE_BYTES)).read_line(&mut line)?;
+    let made = line.trim().split_once(' ').and_then(|(number, params)| {
+        Some((number.parse::<i32>().ok()?, params.parse::<RingParams>().ok()?))
+    });
+    let (number, params) = made.ok_or(io::ErrorKind::InvalidData)?;
+    RemoteRing::new(Process::open(child.id() as i32)?.descriptor(number)?, &params)
+}
+
+/// The other side of [`ring`].
+fn hand_ring(target: &Target) -> anyhow::Result<()> {
+    let (ring, params) = inject::ring(target)?;
+    println!("{} {params}", ring.as_raw_fd());
+    io::stdout().flush()?;
+    io::copy(&mut io::stdin().lock(), &mut io::sink())?;
+    Ok(())
+}
+
 /// Has ranges of shared memory backed by small pages, whatever the host's setting.
 ///
 /// # Errors
@@ -83,20 +127,28 @@ fn numbers(ranges: &[HvaRange]) -> Vec<u64> {
 
 /// Runs a helper, and returns what it printed.
 fn run(what: &str, process: &Process, numbers: &[u64]) -> io::Result<String> {
+    output_of(spawn(what, process, numbers, Stdio::null())?)
+}
+
+fn spawn(what: &str, process: &Process, numbers: &[u64], input: Stdio) -> io::Result<Child> {
     let start_ticks = process.start_ticks()?;
     if process.has_ended()? {
         return Err(Errno::SRCH.into());
     }
     let words = numbers.iter().map(u64::to_string);
     // Not by its path: an upgrade may have put another program there.
-    let mut child = Command::new("/proc/self/exe")
+    Command::new("/proc/self/exe")
         .args([COMMAND, what, &process.pid().to_string(), &start_ticks.to_string()])
         .args(words)
         .process_group(0)
-        .stdin(Stdio::null())
+        .stdin(input)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        .spawn()?;
+        .spawn()
+}
+
+/// Waits for a helper's end, and returns what it printed.
+fn output_of(mut child: Child) -> io::Result<String> {
     let ended = ends_in_time(&child).unwrap_or(true);
     if !ended {
         child.kill()?;
@@ -142,6 +194,7 @@ pub fn main(arguments: &[String]) -> anyhow::Result<()> {
             Err(error) if is(&error, Errno::BADF) => {}
             closed => closed?,
         },
+        "ring" => hand_ring(&target)?,
         "forget" => inject::forget(&target, &ranges()?)?,
         "forget-once" => println!("{}", inject::forget_once(&target, &ranges()?)?),
         "no-huge-pages" => inject::no_huge_pages(&target, &ranges()?)?,

@@ -170,6 +170,21 @@ pub struct Settings {
     /// What swap files may take.
     #[serde(default)]
     pub swap_quota: SwapQuota,
+    /// How QEMU's page table is emptied.
+    #[serde(default)]
+    pub forget_by: ForgetBy,
+}
+
+/// How QEMU's page table is emptied, so that the next use of each page shows.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum ForgetBy {
+    /// Injected calls do it, for which a thread of QEMU's is stopped.
+    #[default]
+    Call,
+    /// A kernel thread of QEMU's does it (io_uring), and no thread of QEMU's is stopped. If QEMU
+    /// cannot have such a ring, injected calls do it.
+    Ring,
 }
 
 /// Automatic reclaim.

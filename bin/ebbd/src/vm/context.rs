@@ -1,6 +1,7 @@
 //! The state of one VM that all its controllers work with. The worker lends it to one at a time.
 
 pub mod capabilities;
+pub mod forgetting;
 pub mod insight;
 pub mod liveness;
 #[cfg(test)]
@@ -29,6 +30,7 @@ use ebb_vm::Qmp;
 use serde_json::json;
 
 use self::capabilities::Capabilities;
+use self::forgetting::Forgetting;
 use self::insight::KnownGuest;
 use self::mailbox::{Command, Mailbox};
 use self::on_record::OnRecord;
@@ -54,6 +56,8 @@ pub struct VmContext {
     /// Blocks that the pager has given back. The reclaim controller counts those that were not
     /// needed.
     pub restored: Receiver<Restored>,
+    /// How the VMM's page table is emptied.
+    pub forgetting: Forgetting,
     /// The VMM's control socket.
     pub qmp: QmpLink,
     /// The VM's record, in memory and in its directory.
@@ -107,6 +111,7 @@ impl VmContext {
         let guest = KnownGuest::new(record.start_ticks);
         let context = VmContext {
             process,
+            forgetting: Forgetting::new(record.settings.forget_by),
             restored,
             qmp: QmpLink::new(&record.qmp, qmp, pager.room().evictor_waits()),
             pager,

@@ -341,7 +341,7 @@ fn evict_step(
     (heat, end): (HeatOf<'_>, Instant),
     ended: &mut Option<End>,
 ) -> io::Result<Left> {
-    let VmContext { qmp, guest, reaching, pager, process, disks, .. } = cx;
+    let VmContext { qmp, guest, reaching, pager, process, forgetting, disks, .. } = cx;
     let liveness = std::cell::RefCell::new(Liveness::new(qmp, guest, reaching, pager));
     let still_runs = || liveness.borrow_mut().runs_at_once();
     let pins = pinning(process)?.is_some();
@@ -358,7 +358,7 @@ fn evict_step(
     let stays = |gfn| pins && known.is_none_or(|(guest, _)| !guest.looks_settled(&view, gfn));
     let spare = |gfn: Gfn| guest.needs(gfn) || is_note(gfn) || stays(gfn);
     let has_disk = disks.shared.tracked_blocks() > 0;
-    let (pagemap, vmm) = (limiter.pagemap(), Forgetful(process));
+    let (pagemap, vmm) = (limiter.pagemap(), Forgetful(process, forgetting));
     let mut windows = Windows::new(of, (&**pager, &vmm), &pagemap, &spare, heat, has_disk);
     let left = limiter.step(&mut windows, marks, end);
     drop(windows);

@@ -16,7 +16,7 @@ use crate::limit::judge::{Known, Sources, holding};
 
 /// What the VMM is made to do with its page table.
 pub trait Vmm {
-    /// Takes pages out of the VMM's page table, in order, as far as one stop of a VMM thread gets.
+    /// Takes pages out of the VMM's page table, in order, as far as a few milliseconds get.
     /// Returns how many bytes of the ranges it got to.
     ///
     /// # Errors

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use rustix::process::{Signal, kill_process};
 
 use super::*;
+use crate::process::Vma;
 
 /// Returns a setting of the helper, from its environment.
 fn setting(name: &str) -> Option<u64> {

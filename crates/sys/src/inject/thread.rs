@@ -18,7 +18,8 @@ use super::frame::{self, Frame};
 use super::gadgets::Gadgets;
 use super::trace::{self, Stop};
 use super::{Target, may_die_here, timeout};
-use crate::process::{Process, Vma};
+use crate::process::{Process, Vma, is_shared};
+use crate::remote_ring::RingParams;
 use crate::uffd::HvaRange;
 
 /// Longest wait for any thread of a process to stop. After it, the process is left alone.
@@ -149,16 +150,30 @@ impl<'p> Stopped<'p> {
 
     /// Whether all of a range is shared memory at this moment.
     pub fn is_shared(&mut self, range: HvaRange) -> io::Result<bool> {
-        Ok(super::is_shared(&self.process.mappings()?, range))
+        Ok(is_shared(&self.process.mappings()?, range))
     }
 
-    /// Opens a path by openat(2). The path is written to the stack, below the signal frame.
-    pub fn open(&mut self, path: &CStr) -> io::Result<u64> {
-        let bytes = path.to_bytes_with_nul();
-        let at = self.frame.at.checked_sub(bytes.len() as u64);
+    /// Writes bytes to the stack, below the signal frame. Returns where they are, aligned to eight
+    /// bytes.
+    fn write_below(&self, bytes: &[u8]) -> io::Result<u64> {
+        let at = self.frame.at.checked_sub(bytes.len() as u64).map(|at| at & !7);
         let at = at.filter(|&at| has_room(&self.mappings, at, self.frame.at));
         let at = at.ok_or_else(no_room)?;
         self.memory.write_all_at(bytes, at)?;
+        Ok(at)
+    }
+
+    /// Makes a ring by io_uring_setup(2). Returns its number, and whether what the kernel tells of
+    /// it could be read into `params`. Another thread of the process may change that before.
+    pub fn setup_ring(&mut self, params: &mut RingParams) -> io::Result<(u64, io::Result<()>)> {
+        let at = self.write_below(params.bytes())?;
+        let ring = self.call(libc::SYS_io_uring_setup, [RingParams::entries(), at, 0])?;
+        Ok((ring, self.memory.read_exact_at(params.bytes_mut(), at)))
+    }
+
+    /// Opens a path by openat(2).
+    pub fn open(&mut self, path: &CStr) -> io::Result<u64> {
+        let at = self.write_below(path.to_bytes_with_nul())?;
         let flags = (libc::O_RDWR | libc::O_CLOEXEC) as u64;
         self.call(libc::SYS_openat, [libc::AT_FDCWD as u64, at, flags])
     }
@@ -181,7 +196,7 @@ impl<'p> Stopped<'p> {
 fn first_to_stop(target: &Target) -> io::Result<pid_t> {
     let deadline = Instant::now() + timeout(STOP_TIMEOUT);
     let (mut asked, mut refused) = (0, None);
-    for tid in target.process.threads()? {
+    for tid in target.process.threads()?.into_iter().filter(|&tid| !is_of_ring(target, tid)) {
         match trace::seize(tid).and_then(|()| trace::interrupt(tid)) {
             Ok(()) => asked += 1,
             // It ended, or another process traces it.
@@ -201,6 +216,12 @@ fn first_to_stop(target: &Target) -> io::Result<pid_t> {
         let why = "no thread of the process can be stopped: it is frozen, or waits for a disk";
         io::Error::new(io::ErrorKind::TimedOut, why)
     })
+}
+
+/// Whether it is a kernel thread of an io_uring: it has no stack to make a call from.
+fn is_of_ring(target: &Target, tid: pid_t) -> bool {
+    let name = fs::read_to_string(format!("/proc/{}/task/{tid}/comm", target.pid()));
+    name.is_ok_and(|name| name.starts_with("iou-"))
 }
 
 fn is_asked(stop: Stop) -> bool {

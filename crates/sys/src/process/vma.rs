@@ -2,6 +2,8 @@
 
 use ebb_units::Hva;
 
+use crate::uffd::HvaRange;
+
 /// One line of `/proc/PID/maps`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Vma {
@@ -53,6 +55,17 @@ fn parse_vma(line: &str) -> Option<Vma> {
         inode,
         name: words.next().unwrap_or("").trim_start().to_owned(),
     })
+}
+
+/// Whether all of a range is shared memory of a file.
+pub(crate) fn is_shared(mappings: &[Vma], range: HvaRange) -> bool {
+    let (mut at, end) = (range.start.0, range.start.0.saturating_add(range.bytes));
+    for vma in mappings.iter().filter(|vma| vma.shared_write && vma.inode != 0) {
+        if vma.contains(at) {
+            at = vma.start.0 + vma.bytes;
+        }
+    }
+    at >= end
 }
 
 #[cfg(test)]

@@ -8,15 +8,15 @@ use ebb_sys::process::Process;
 use ebb_sys::uffd::HvaRange;
 use ebb_units::HugeFrame;
 
-use crate::helpers::injector;
 use crate::system::small_pages;
+use crate::vm::context::forgetting::Forgetting;
 
-/// A VMM whose page table is emptied by injected calls.
-pub struct Forgetful<'a>(pub &'a Process);
+/// A VMM, and how its page table is emptied.
+pub struct Forgetful<'a>(pub &'a Process, pub &'a Forgetting);
 
 impl Vmm for Forgetful<'_> {
     fn forget(&self, ranges: &[HvaRange]) -> io::Result<u64> {
-        injector::forget_once(self.0, ranges)
+        self.1.once(self.0, ranges)
     }
 
     fn break_up(&self, pager: &Pager, windows: &[HugeFrame]) -> io::Result<()> {

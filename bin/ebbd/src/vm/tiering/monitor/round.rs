@@ -14,12 +14,9 @@ use ebb_sys::pagemap::Pagemap;
 use ebb_sys::process::Process;
 use ebb_sys::uffd::HvaRange;
 
-use crate::helpers::injector;
 use crate::vm::context::VmContext;
+use crate::vm::context::forgetting::Forgetting;
 use crate::vm::context::liveness::{End, Liveness};
-
-/// Ranges that the VMM is asked to forget at once: this many fit on a command line.
-const RANGES_AT_ONCE: usize = 4096;
 
 /// Makes a round by the guest's page tables. Returns `None` if it was broken off after `turn`,
 /// because memory has to be evicted.
@@ -55,7 +52,7 @@ pub(super) fn idle_round(
     (walk, time): (Walk, Duration),
     levels: &mut Levels,
 ) -> Result<Round, TrackError> {
-    let (pages, began) = (Vmm(&cx.process), Instant::now());
+    let (pages, began) = (Vmm(&cx.process, &cx.forgetting), Instant::now());
     let goes_on = || began.elapsed() <= time;
     IdleTracker::new(cx.pager.ram(), pagemap, idle, &pages, &goes_on).round(walk, levels)
 }
@@ -67,16 +64,16 @@ pub(super) fn vmm_round(
     walk: Walk,
     levels: &mut Levels,
 ) -> Result<Round, TrackError> {
-    let vmm = Vmm(&cx.process);
+    let vmm = Vmm(&cx.process, &cx.forgetting);
     let mut tracker = HostTracker::new(cx.pager.ram(), pagemap, &vmm);
     tracker.round(walk, levels)
 }
 
-/// The VMM's page table, which an injected call empties.
-struct Vmm<'a>(&'a Process);
+/// The VMM's page table, and how it is emptied.
+struct Vmm<'a>(&'a Process, &'a Forgetting);
 
 impl HostPages for Vmm<'_> {
     fn forget(&self, ranges: &[HvaRange]) -> io::Result<()> {
-        ranges.chunks(RANGES_AT_ONCE).try_for_each(|ranges| injector::forget(self.0, ranges))
+        self.1.all(self.0, ranges)
     }
 }
