@@ -56,6 +56,19 @@ struct Shortage {
     wanted_bytes: u64,
 }
 
+impl Shortage {
+    /// Whether a monitoring has told since it began what the VM needs. `monitored`: when the last
+    /// monitoring began that has ended.
+    fn is_answered(&self, monitored: Option<Instant>) -> bool {
+        monitored.is_some_and(|began| began > self.began)
+    }
+
+    /// Whether the VM was short less than this time ago.
+    fn is_within(&self, time: Duration, now: Instant) -> bool {
+        now.saturating_duration_since(self.last) < time
+    }
+}
+
 impl Demand {
     /// Looks at the refills. `held_bytes`: what the VM has now. `monitored`: when the last
     /// monitoring began that has ended. Returns the bytes that the VM asks for; `None`: it is not
@@ -72,9 +85,8 @@ impl Demand {
             self.note_shortage(now, held_bytes.saturating_add(more_bytes));
         }
         let shortage = self.shortage.as_ref()?;
-        let is_answered = monitored.is_some_and(|began| began > shortage.began);
-        let lasts = now.saturating_duration_since(shortage.last) < LASTS;
-        (!is_answered && lasts).then_some(shortage.wanted_bytes)
+        let counts = !shortage.is_answered(monitored) && shortage.is_within(LASTS, now);
+        counts.then_some(shortage.wanted_bytes)
     }
 
     /// Returns the bytes that came back since the last look, if the VM waited for many of them.
@@ -91,9 +103,8 @@ impl Demand {
     }
 
     fn note_shortage(&mut self, now: Instant, wanted_bytes: u64) {
-        let goes_on =
-            |shortage: &Shortage| now.saturating_duration_since(shortage.last) < OVER_AFTER;
-        let began = self.shortage.as_ref().filter(|found| goes_on(found)).map_or(now, |s| s.began);
+        let before = self.shortage.as_ref().filter(|before| before.is_within(OVER_AFTER, now));
+        let began = before.map_or(now, |before| before.began);
         self.shortage = Some(Shortage { began, last: now, wanted_bytes });
     }
 
@@ -101,8 +112,7 @@ impl Demand {
     /// `monitored`: as for [`Demand::look`].
     pub fn wants_monitoring(&mut self, now: Instant, monitored: Option<Instant>) -> bool {
         let is_open = self.shortage.as_ref().is_some_and(|shortage| {
-            let is_answered = monitored.is_some_and(|began| began > shortage.began);
-            !is_answered && now.saturating_duration_since(shortage.last) < OVER_AFTER
+            !shortage.is_answered(monitored) && shortage.is_within(OVER_AFTER, now)
         });
         let is_soon = |asked: Instant| now.saturating_duration_since(asked) < MONITOR_EVERY;
         let wants = is_open && !self.asked.is_some_and(is_soon);
