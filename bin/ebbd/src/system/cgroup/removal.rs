@@ -61,24 +61,12 @@ pub(super) fn clear_below(parent: &Path, start: bool) {
     }
 }
 
-/// Removes the group of a VM that is left, unless a process is in it. Tries for a while, as
-/// [`remove_soon`] does.
+/// Removes the group of a VM that is left, unless a process is in it.
 fn remove_left(of_vm: &Path) -> io::Result<()> {
     let is_empty =
         |below: &str| members(&of_vm.join(below)).map_or(true, |members| members.is_empty());
-    for tries in 0.. {
-        match remove_all(of_vm) {
-            Err(error)
-                if error.kind() == io::ErrorKind::ResourceBusy
-                    && tries < TRIES
-                    && [QEMU, SERVICE, "."].into_iter().all(is_empty) =>
-            {
-                sleep(TRY_EVERY);
-            }
-            removed => return removed,
-        }
-    }
-    Ok(())
+    let are_empty = || [QEMU, SERVICE, "."].into_iter().all(is_empty);
+    while_busy(are_empty, || remove_all(of_vm))
 }
 
 /// Removes the group of a VM, with the two in it, unless a process is in one of them.
@@ -141,26 +129,31 @@ fn log_failure(directory: &Path, removed: io::Result<()>) {
     }
 }
 
-/// Tries for a while: a process counts as in its group for a moment after its end was told.
+/// Removes a control group. With a `number`, only the directory that has this inode number.
 fn remove_soon(directory: &Path, number: Option<u64>) -> io::Result<()> {
-    for tries in 0.. {
-        if let Some(number) = number
-            && inode(directory)? != number
-        {
-            break;
-        }
-        match fs::remove_dir(directory) {
-            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && tries < TRIES => {
+    let is_another =
+        || -> io::Result<bool> { Ok(number.is_some() && number != Some(inode(directory)?)) };
+    while_busy(
+        || true,
+        || match is_another()? {
+            true => Ok(()),
+            false => fs::remove_dir(directory).map(|()| remove_above(directory)),
+        },
+    )
+}
+
+/// Removes something, and tries again for a while as long as it is busy and `may_end`: a process
+/// counts as in its group for a moment after its end was told.
+fn while_busy(may_end: impl Fn() -> bool, remove: impl Fn() -> io::Result<()>) -> io::Result<()> {
+    for _ in 0..TRIES {
+        match remove() {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && may_end() => {
                 sleep(TRY_EVERY);
             }
-            Ok(()) => {
-                remove_above(directory);
-                return Ok(());
-            }
-            failed => return failed,
+            removed => return removed,
         }
     }
-    Ok(())
+    remove()
 }
 
 #[cfg(test)]

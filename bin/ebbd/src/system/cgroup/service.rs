@@ -17,13 +17,12 @@ const VERSION_2: &str = "cgroup.controllers";
 /// alone is left as it is. So is one of version 2 whose memory may go to the host's swap: this
 /// process has keys and content of the guest, and its own group may keep them out of there.
 pub fn enter(of_qemu: &[PathBuf]) {
-    for directory in of_qemu.iter().filter(|directory| directory.ends_with(QEMU)) {
+    let may_enter = |directory: &&PathBuf| {
+        directory.ends_with(QEMU) && !directory.parent().is_some_and(may_be_swapped)
+    };
+    for directory in of_qemu.iter().filter(may_enter) {
         let service = directory.with_file_name(SERVICE);
-        let entered = match directory.parent().is_some_and(may_be_swapped) {
-            true => continue,
-            false => enter_one(&service),
-        };
-        if let Err(error) = entered {
+        if let Err(error) = enter_one(&service) {
             tracing::warn!(
                 "{}: {error}: what Ebb takes for this VM counts elsewhere",
                 service.display()
