@@ -1,7 +1,8 @@
 //! What tests of several crates need, with VMs and without.
 //!
 //! A test [skips](require!) where it cannot run, [waits](until) for events, and restores what it
-//! changes on the host ([`Undo`], [`Scratch`], [`HostSetting`]). [`forge`] is a made-up guest.
+//! changes on the host ([`Undo`], [`Scratch`], [`HostSetting`]). [`forge`] is a made-up guest,
+//! [`vprobe`] what a guest registers with its host.
 //!
 //! Everything here panics on failure, because it serves only tests and benchmarks.
 #![forbid(unsafe_code)]
@@ -11,6 +12,7 @@ pub mod setting;
 pub mod skip;
 pub mod target;
 pub mod undo;
+pub mod vprobe;
 pub mod wait;
 
 pub use setting::HostSetting;
