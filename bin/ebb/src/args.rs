@@ -5,9 +5,10 @@ use std::str::FromStr;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use ebb_api::{Backing, DiskRequest, Mode, OnViolation, SizeMechanism, VmName, route};
+use ebb_api::{Backing, DiskRequest, Mode, OnViolation, ReclaimWhen, SizeMechanism, VmName, route};
 use ebb_units::Bytes;
 
+use crate::below::Below;
 use crate::interval::Interval;
 
 /// Elastic memory for VMs: unused memory goes to the host, and comes back on touch
@@ -57,7 +58,7 @@ pub enum Command {
         #[arg(long, value_name = "SIZE")]
         bytes: Option<Bytes>,
     },
-    /// Switch automatic reclaim on or off
+    /// Switch automatic reclaim on or off, or show it
     Auto(Auto),
     /// Limit a VM's resident memory
     Limit {
@@ -272,14 +273,22 @@ pub struct Watch {
 pub struct Auto {
     /// The VM's name
     pub name: VmName,
-    /// Whether Ebb reclaims by itself
+    /// Whether Ebb reclaims by itself [default: only show]
     #[arg(value_name = "on|off")]
-    pub switch: Switch,
+    pub switch: Option<Switch>,
+    /// What begins a round: the end of an interval, or a host that is short of memory [default: as
+    /// set before, at first interval]
+    #[arg(long, value_name = "interval|pressure", requires = "switch")]
+    pub when: Option<ReclaimWhen>,
     /// Time between two rounds, as 500ms, 5s or 1m [default: as set before, at first 5s]
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", requires = "switch")]
     pub interval: Option<Interval>,
+    /// The host is short of memory if less than this is available: a size, or a part of its memory
+    /// as 10% [default: as set before, at first 10%]
+    #[arg(long, value_name = "SIZE|PERCENT%", requires = "switch")]
+    pub below: Option<Below>,
     /// Free memory to leave in the guest [default: as set before, at first 0]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", requires = "switch")]
     pub keep: Option<Bytes>,
     #[command(flatten)]
     pub output: Output,
@@ -315,7 +324,7 @@ fn size_mechanism(text: &str) -> Result<SizeMechanism, String> {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
-    /// Reclaim at every interval
+    /// Reclaim at every interval, or under host pressure
     On,
     /// Reclaim only when asked
     Off,

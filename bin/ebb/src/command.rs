@@ -20,6 +20,7 @@ use ebb_api::{
 use ebb_units::Bytes;
 
 use crate::args::{Args, Attach, Auto, Command, Run, SizeOrOff, Switch, Vm};
+use crate::below::Below;
 use crate::progress::{self, Progress};
 use crate::{Outcome, client, daemon, doctor, heat, interrupt, manual, show};
 
@@ -140,15 +141,24 @@ impl Host {
     }
 
     fn auto(&self, auto: &Auto) -> anyhow::Result<String> {
-        let path = route::of_vm(route::AUTO, &auto.name);
+        let status = match auto.switch {
+            Some(switch) => self.set_auto(auto, switch)?,
+            None => self.ask::<VmStatus>(Method::GET, &route::of_vm(route::VM, &auto.name))?.auto,
+        };
+        render(&status, auto.output.json, |status| show::auto(&auto.name, status))
+    }
+
+    fn set_auto(&self, auto: &Auto, switch: Switch) -> anyhow::Result<AutoStatus> {
         let request = AutoRequest {
-            on: auto.switch == Switch::On,
+            on: switch == Switch::On,
+            when: auto.when,
             interval_ms: auto.interval.map(|interval| interval.ms),
+            below_percent: auto.below.and_then(Below::percent),
+            below_bytes: auto.below.and_then(Below::bytes),
             keep_bytes: auto.keep.map(|keep| keep.0),
         };
         request.check()?;
-        let status: AutoStatus = self.send(Method::PUT, &path, &request)?;
-        render(&status, auto.output.json, |status| show::auto(&auto.name, status))
+        self.send(Method::PUT, &route::of_vm(route::AUTO, &auto.name), &request)
     }
 
     fn limit(&self, vm: &Vm, request: &LimitRequest) -> anyhow::Result<String> {

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod below;
 mod client;
 mod command;
 mod daemon;

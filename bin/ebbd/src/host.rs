@@ -6,6 +6,7 @@ mod link;
 mod listing;
 pub mod pool;
 pub mod pool_keeper;
+pub mod pressure_watch;
 pub mod recovery;
 pub mod registry;
 pub mod start_vm;

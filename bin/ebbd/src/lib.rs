@@ -34,7 +34,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use self::commands::{disk, memory};
 use self::helpers::{console, injector, relay};
-use self::host::{pool, pool_keeper, recovery, registry, swap_dir};
+use self::host::{pool, pool_keeper, pressure_watch, recovery, registry, swap_dir};
 use self::model::monitoring;
 use self::model::record::{ForgetBy, Settings};
 use self::model::site::Site;
@@ -82,6 +82,11 @@ struct Arguments {
     /// How QEMU's page table is emptied to see which memory is used.
     #[arg(long, env = "EBB_FORGET_BY", value_enum, default_value_t)]
     forget_by: ForgetBy,
+    /// Share of the time, in percent, from which tasks of the host that wait for memory (PSI) are
+    /// host pressure, for `ebb auto --when pressure`. 0: they are not looked at.
+    #[arg(long, env = "EBB_PRESSURE_STALL", value_name = "PERCENT", default_value_t = 15)]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=100))]
+    pressure_stall: u32,
     /// The user that QEMUs run as, unless `ebb run --user` names one: a name, a number, UID:GID,
     /// or `own` for one that no other process has.
     #[arg(long, env = "EBB_VM_USER", value_name = "USER", default_value = "own", value_parser = user)]
@@ -193,7 +198,8 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let ended = runtime.block_on(async {
         recovery::recover_all(&daemon).context("recovering the VMs of the earlier daemon")?;
-        listen(daemon, &run_dir).await
+        let stall_percent = Some(arguments.pressure_stall).filter(|&percent| percent > 0);
+        listen(daemon, &run_dir, stall_percent).await
     });
     // Does not wait for requests to a VM's process: that process goes on.
     runtime.shutdown_background();
@@ -246,7 +252,11 @@ fn listener(run_dir: &Path) -> Option<i32> {
     Some(rustix::net::sockopt::socket_peercred(&stream).ok()?.pid.as_raw_pid())
 }
 
-async fn listen(daemon: registry::Daemon, run_dir: &Path) -> anyhow::Result<()> {
+async fn listen(
+    daemon: registry::Daemon,
+    run_dir: &Path,
+    stall_percent: Option<u32>,
+) -> anyhow::Result<()> {
     let path = run_dir.join(route::SOCKET_FILE);
     // This process has the lock, so nobody listens there.
     let listener = private_socket::listen(&path, |error| {
@@ -263,8 +273,10 @@ async fn listen(daemon: registry::Daemon, run_dir: &Path) -> anyhow::Result<()> 
     };
     tracing::info!("listening on {}", path.display());
     let keeper = tokio::spawn(pool_keeper::keep(daemon.clone()));
+    let watcher = tokio::spawn(pressure_watch::watch(daemon.clone(), stall_percent));
     axum::serve(listener, server::router(daemon)).with_graceful_shutdown(ended).await?;
     keeper.abort();
+    watcher.abort();
     // The VMs stay as they are, for the next daemon.
     fs::remove_file(&path)?;
     Ok(())

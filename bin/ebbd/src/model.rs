@@ -1,7 +1,9 @@
 //! What is on record of a VM, and how the daemon refuses.
 
 pub mod api_error;
+pub mod auto;
 pub mod figures;
+pub mod host_pressure;
 pub mod member;
 pub mod monitoring;
 pub mod record;

@@ -5,6 +5,7 @@ pub mod cgroup;
 pub mod confine;
 pub mod denied_args;
 pub mod host_facts;
+pub mod host_memory;
 pub mod last_words;
 pub mod origin;
 pub mod process_lock;

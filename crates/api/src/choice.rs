@@ -152,6 +152,18 @@ choice! {
 }
 
 choice! {
+    /// What begins a round of automatic reclaim.
+    #[derive(Default)]
+    ReclaimWhen {
+        /// The end of an interval.
+        #[default]
+        Interval = "interval",
+        /// The host is short of memory.
+        Pressure = "pressure",
+    }
+}
+
+choice! {
     /// What changes a VM's size.
     SizeMechanism {
         /// The guest's page-frame allocator, shared by the host.
@@ -241,6 +253,9 @@ mod tests {
         }
         for &mechanism in SizeMechanism::ALL {
             assert_eq!(serde_json::to_value(mechanism).ok(), Some(mechanism.as_str().into()));
+        }
+        for &when in ReclaimWhen::ALL {
+            assert_eq!(serde_json::to_value(when).ok(), Some(when.as_str().into()));
         }
         for &tracker in HeatTracker::ALL {
             assert_eq!(serde_json::to_value(tracker).ok(), Some(tracker.as_str().into()));

@@ -22,7 +22,7 @@ mod status;
 pub use calibration::{Calibration, TierSpeed};
 pub use choice::{
     Accelerator, Backing, DeviceServer, DiskFormat, DmaMode, DriverState, HeatTracker, MayTake,
-    Mechanism, Mode, OnViolation, SizeMechanism, SizeState, State,
+    Mechanism, Mode, OnViolation, ReclaimWhen, SizeMechanism, SizeState, State,
 };
 pub use confinement::Confinement;
 pub use heat::{DegreeBytes, HeatBlock, HeatFigures, HeatRegion, HeatReport, HeatRequest};
@@ -36,12 +36,14 @@ pub use report::{
     DetachReport, EvictReport, Problem, ReclaimReport, ResizeReport, Skipped, Version,
 };
 pub use request::{
-    AttachRequest, AutoRequest, BadRequest, CPUS_MAX, DiskRequest, EvictRequest, INTERVAL_MS_MAX,
-    INTERVAL_MS_MIN, LimitRequest, MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, MIN_ORDER_DEFAULT,
-    MIN_ORDER_LEAST, NODES_MAX, ReclaimRequest, ResizeRequest, RunRequest, StatusQuery,
+    AttachRequest, AutoRequest, BELOW_PERCENT_DEFAULT, BadRequest, CPUS_MAX, DiskRequest,
+    EvictRequest, INTERVAL_MS_MAX, INTERVAL_MS_MIN, LimitRequest, MEMORY_BYTES_MAX,
+    MEMORY_BYTES_MIN, MIN_ORDER_DEFAULT, MIN_ORDER_LEAST, NODES_MAX, ReclaimRequest, ResizeRequest,
+    RunRequest, StatusQuery,
 };
 pub use status::{
     AutoStatus, BalloonStatus, DiskCounts, FaultCounts, FaultTimes, Fragmentation, GuestFigures,
-    GuestStatus, KindBytes, LimitStatus, MemoryDeviceStatus, ORDER_MAX, ReachStatus,
-    ReachingDevice, SharingStatus, SizeStatus, TierStatus, TierUse, VmStatus, VmSummary,
+    GuestStatus, KindBytes, LimitStatus, MemoryDeviceStatus, ORDER_MAX, PressureStatus,
+    ReachStatus, ReachingDevice, SharingStatus, SizeStatus, TierStatus, TierUse, VmStatus,
+    VmSummary,
 };

@@ -12,13 +12,13 @@ use utoipa::{IntoParams, ToSchema};
 
 pub(crate) use self::bounds::ensure;
 pub use self::bounds::{
-    BadRequest, CPUS_MAX, INTERVAL_MS_MAX, INTERVAL_MS_MIN, MEMORY_BYTES_MAX, MEMORY_BYTES_MIN,
-    MIN_ORDER_DEFAULT, MIN_ORDER_LEAST, NODES_MAX,
+    BELOW_PERCENT_DEFAULT, BadRequest, CPUS_MAX, INTERVAL_MS_MAX, INTERVAL_MS_MIN,
+    MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, MIN_ORDER_DEFAULT, MIN_ORDER_LEAST, NODES_MAX,
 };
 use self::bounds::{check_absolute, check_min_order};
 pub use self::disk::DiskRequest;
 pub use self::run::RunRequest;
-use crate::{Mode, OnViolation, SizeMechanism, VmName};
+use crate::{Mode, OnViolation, ReclaimWhen, SizeMechanism, VmName};
 
 /// Manage a QEMU that runs already.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
@@ -76,9 +76,20 @@ pub struct ReclaimRequest {
 pub struct AutoRequest {
     /// Whether Ebb reclaims by itself.
     pub on: bool,
+    /// What begins a round; null keeps what is set (at first: interval).
+    #[serde(default)]
+    pub when: Option<ReclaimWhen>,
     /// Time between two reclaims, 100 ms to a day; null keeps what is set (at first 5 s).
     #[serde(default)]
     pub interval_ms: Option<u64>,
+    /// The host is short of memory if less than this part of its memory is available, 0 to 100
+    /// percent; null keeps what is set (at first 10). In place of `below_bytes`.
+    #[serde(default)]
+    pub below_percent: Option<u32>,
+    /// The host is short of memory if less than this is available; null keeps what is set. In place
+    /// of `below_percent`.
+    #[serde(default)]
+    pub below_bytes: Option<u64>,
     /// Free memory to leave in the guest; null keeps what is set (at first 0: the reserve alone).
     #[serde(default)]
     pub keep_bytes: Option<u64>,
@@ -90,6 +101,17 @@ impl AutoRequest {
         let fits = |ms| (INTERVAL_MS_MIN..=INTERVAL_MS_MAX).contains(&ms);
         ensure(self.interval_ms.is_none_or(fits), || {
             "the interval is out of range: give 100ms to 24h".into()
+        })?;
+        ensure(self.below_percent.is_none_or(|percent| percent <= 100), || {
+            let percent = self.below_percent.unwrap_or_default();
+            format!("a threshold of {percent} % is out of range: give 0% to 100%")
+        })?;
+        ensure(self.below_percent.is_none() || self.below_bytes.is_none(), || {
+            "two thresholds of the host's memory: give it in percent or in bytes".into()
+        })?;
+        let is_below = self.below_percent.is_some() || self.below_bytes.is_some();
+        ensure(self.when != Some(ReclaimWhen::Interval) || !is_below, || {
+            "a threshold of the host's memory (--below) belongs to --when pressure".into()
         })
     }
 }
@@ -170,6 +192,15 @@ pub struct EvictRequest {
 mod tests {
     use super::*;
 
+    const AUTO: AutoRequest = AutoRequest {
+        on: true,
+        when: None,
+        interval_ms: None,
+        below_percent: None,
+        below_bytes: None,
+        keep_bytes: None,
+    };
+
     #[test]
     fn off_goes_alone() {
         let off = ResizeRequest { bytes: None, node: None, by: None, on_violation: None };
@@ -196,10 +227,36 @@ mod tests {
 
     #[test]
     fn refuses_intervals_that_spin_or_never_come() {
-        let auto =
-            |ms| AutoRequest { on: true, interval_ms: Some(ms), keep_bytes: None }.check().is_ok();
+        let auto = |ms| AutoRequest { interval_ms: Some(ms), ..AUTO }.check().is_ok();
         assert!(auto(INTERVAL_MS_MIN) && auto(INTERVAL_MS_MAX));
         assert!(!auto(INTERVAL_MS_MIN - 1) && !auto(INTERVAL_MS_MAX + 1) && !auto(u64::MAX));
+    }
+
+    #[test]
+    fn a_threshold_is_one_and_belongs_to_pressure() {
+        let check = |when, below_percent, below_bytes| {
+            let request = AutoRequest { when, below_percent, below_bytes, ..AUTO };
+            request.check().map_err(|error| error.0)
+        };
+        let [interval, pressure] = [ReclaimWhen::Interval, ReclaimWhen::Pressure].map(Some);
+        for (when, percent, bytes) in [
+            (interval, None, None),
+            (pressure, None, None),
+            (pressure, Some(100), None),
+            (pressure, None, Some(0)),
+            (None, Some(0), None),
+        ] {
+            assert_eq!(check(when, percent, bytes), Ok(()), "{when:?}, {percent:?}, {bytes:?}");
+        }
+        for (when, percent, bytes, why) in [
+            (pressure, Some(101), None, "give 0% to 100%"),
+            (pressure, Some(1), Some(1), "in percent or in bytes"),
+            (interval, Some(1), None, "belongs to --when pressure"),
+            (interval, None, Some(1), "belongs to --when pressure"),
+        ] {
+            let refused = check(when, percent, bytes).unwrap_err();
+            assert!(refused.contains(why), "{refused}");
+        }
     }
 
     #[test]

@@ -21,7 +21,8 @@ pub use self::size::{MemoryDeviceStatus, SizeStatus};
 pub use self::summary::VmSummary;
 pub use self::tier::{TierStatus, TierUse};
 use crate::{
-    Accelerator, Backing, Confinement, MayTake, Mechanism, Mode, ReclaimReport, State, VmName,
+    Accelerator, Backing, Confinement, MayTake, Mechanism, Mode, ReclaimReport, ReclaimWhen, State,
+    VmName,
 };
 
 /// The largest buddy order of an x86-64 kernel with its standard configuration.
@@ -168,8 +169,19 @@ pub struct GuestStatus {
 pub struct AutoStatus {
     /// Whether automatic reclaim is on.
     pub on: bool,
-    /// Time between two rounds, in milliseconds.
+    /// What begins a round.
+    #[serde(default)]
+    pub when: ReclaimWhen,
+    /// Time between two rounds, in milliseconds. With `when` as `pressure`, it counts only while
+    /// `ebbd` does not watch the host.
     pub interval_ms: u64,
+    /// Available memory of the host below which there is pressure, in percent; null: `below_bytes`
+    /// counts.
+    #[serde(default)]
+    pub below_percent: Option<u32>,
+    /// Available memory of the host below which there is pressure; null: `below_percent` counts.
+    #[serde(default)]
+    pub below_bytes: Option<u64>,
     /// Free memory to leave in the guest, besides the reserve.
     pub keep_bytes: u64,
     /// What the last round did; null before the first.
@@ -177,6 +189,23 @@ pub struct AutoStatus {
     /// Why Ebb reclaims nothing now; null: nothing is in the way, or automatic reclaim is off.
     #[serde(default)]
     pub stuck: Option<String>,
+    /// Host pressure, as the VM's process knows it; null unless `when` is `pressure`.
+    #[serde(default)]
+    pub pressure: Option<PressureStatus>,
+}
+
+/// Host pressure, as the process of one VM knows it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct PressureStatus {
+    /// By what `ebbd` sees that the host is short of memory; null: `ebbd` does not watch the host,
+    /// and the interval counts from 30 s of its silence on.
+    pub seen_by: Option<String>,
+    /// Rounds that pressure began, counted by the VM's current process.
+    pub rounds: u64,
+    /// Why the last one began, with the host's figures; null before the first.
+    pub why: Option<String>,
+    /// Time since it began, in seconds; null before the first.
+    pub age_s: Option<u64>,
 }
 
 /// What all disks of a VM that Ebb serves have done, since the VM's current process serves them.

@@ -3,6 +3,7 @@
 //! It needs no daemon. Every check looks or tries; none concludes from a version.
 
 mod finding;
+mod host_pressure;
 mod huge_pages;
 mod kvm;
 mod privilege;
@@ -51,6 +52,7 @@ fn check(run_dir: &Path) -> Vec<Finding> {
         user_namespace::check(),
         huge_pages::check_shmem(),
         huge_pages::check_hugetlb(),
+        host_pressure::check(as_root),
         qemu::check(),
         kvm::check(as_root),
         run_dir::check(run_dir, as_root),

@@ -3,8 +3,7 @@
 use ebb_api::{Mechanism, Mode, VmStatus};
 use ebb_units::{Bytes, FRAME_BYTES};
 
-use super::{limited, row, state_word, times, vm};
-use crate::interval::readable;
+use super::{limited, reclaim, row, state_word, times, vm};
 
 /// Returns what an operator looks for first: warnings, and devices that restrict Ebb, then where
 /// the memory is.
@@ -75,7 +74,7 @@ fn limit(status: &VmStatus) -> String {
 
 fn reclaimed(status: &VmStatus) -> String {
     let auto = match status.auto.on {
-        true => format!("every {}", readable(status.auto.interval_ms.saturating_mul(1_000_000))),
+        true => reclaim::when(&status.auto),
         false => "only by command".into(),
     };
     let by = match (status.mechanism, status.mode) {

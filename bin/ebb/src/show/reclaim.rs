@@ -1,6 +1,9 @@
 //! Free memory that was reclaimed, and by what.
 
-use ebb_api::{AutoStatus, Mechanism, ReclaimReport, VmName, VmStatus};
+use ebb_api::{
+    AutoStatus, BELOW_PERCENT_DEFAULT, Mechanism, PressureStatus, ReclaimReport, ReclaimWhen,
+    VmName, VmStatus,
+};
 use ebb_units::Bytes;
 
 use super::{row, times};
@@ -8,18 +11,53 @@ use crate::interval::readable;
 
 /// Returns whether automatic reclaim is on, and what it did last.
 pub fn auto_rows(auto: &AutoStatus) -> String {
-    let every = readable(auto.interval_ms.saturating_mul(1_000_000));
+    let keeps = Bytes(auto.keep_bytes);
     let state = match auto.on {
-        true => {
-            format!("on, every {every}, keeps {} free besides the reserve", Bytes(auto.keep_bytes))
-        }
+        true => format!("on, {}, keeps {keeps} free besides the reserve", when(auto)),
         false => "off".into(),
     };
     let until = |why: &String| format!("{why}; until then nothing is reclaimed");
     let stuck = auto.stuck.as_ref().map(|why| row("blocked by", until(why)));
+    let pressure = auto.pressure.as_ref().filter(|_| auto.on);
     row("state", state)
         + &stuck.unwrap_or_default()
+        + &pressure.map(|pressure| pressure_rows(auto, pressure)).unwrap_or_default()
         + &auto.last.as_ref().map(|last| row("last", report(last))).unwrap_or_default()
+}
+
+/// Returns what begins a round.
+pub fn when(auto: &AutoStatus) -> String {
+    match (auto.when, auto.below_bytes) {
+        (ReclaimWhen::Interval, _) => every(auto),
+        (ReclaimWhen::Pressure, Some(bytes)) => {
+            format!("while the host has less than {} available", Bytes(bytes))
+        }
+        (ReclaimWhen::Pressure, None) => {
+            let percent = auto.below_percent.unwrap_or(BELOW_PERCENT_DEFAULT);
+            format!("while the host has less than {percent} % of its memory available")
+        }
+    }
+}
+
+fn every(auto: &AutoStatus) -> String {
+    format!("every {}", readable(auto.interval_ms.saturating_mul(1_000_000)))
+}
+
+/// Returns by what host pressure is seen, and when it last began a round.
+fn pressure_rows(auto: &AutoStatus, pressure: &PressureStatus) -> String {
+    let seen_by = match &pressure.seen_by {
+        Some(seen_by) => seen_by.clone(),
+        None => {
+            format!("ebbd does not watch the host; after 30 s without it, a round {}", every(auto))
+        }
+    };
+    let last = match (&pressure.why, pressure.age_s) {
+        (Some(why), Some(age_s)) => {
+            format!("{} rounds, the last {age_s} s ago: {why}", pressure.rounds)
+        }
+        _ => "no round yet".into(),
+    };
+    row("seen by", seen_by) + &row("pressure", last)
 }
 
 fn report(report: &ReclaimReport) -> String {
@@ -89,17 +127,54 @@ pub fn sharing(vm: &VmStatus) -> String {
 mod tests {
     use super::*;
 
+    fn auto() -> AutoStatus {
+        AutoStatus {
+            on: true,
+            when: ReclaimWhen::Interval,
+            interval_ms: 5000,
+            below_percent: None,
+            below_bytes: None,
+            keep_bytes: 0,
+            last: None,
+            stuck: None,
+            pressure: None,
+        }
+    }
+
     #[test]
     fn what_keeps_automatic_reclaim_from_its_work_is_told() {
         let why = "the guest is not trusted: it is still booting";
-        let auto = |stuck: Option<&str>| AutoStatus {
-            on: true,
-            interval_ms: 5000,
-            keep_bytes: 0,
-            last: None,
-            stuck: stuck.map(str::to_owned),
-        };
+        let auto = |stuck: Option<&str>| AutoStatus { stuck: stuck.map(str::to_owned), ..auto() };
         assert!(auto_rows(&auto(Some(why))).contains(&format!("blocked by    {why}; until then")));
         assert!(!auto_rows(&auto(None)).contains("blocked by"));
+    }
+
+    #[test]
+    fn what_begins_a_round_is_told() {
+        let told = auto_rows(&auto());
+        assert!(told.contains("on, every 5 s, keeps 0 B free"), "{told}");
+        let pressure = PressureStatus { seen_by: None, rounds: 0, why: None, age_s: None };
+        let auto = AutoStatus {
+            when: ReclaimWhen::Pressure,
+            below_percent: Some(10),
+            pressure: Some(pressure),
+            ..auto()
+        };
+        let told = auto_rows(&auto);
+        assert!(told.contains("on, while the host has less than 10 % of its memory"), "{told}");
+        assert!(told.contains("ebbd does not watch the host; after 30 s"), "{told}");
+        assert!(told.contains("a round every 5 s") && told.contains("no round yet"), "{told}");
+        let pressure = PressureStatus {
+            seen_by: Some("available memory".into()),
+            rounds: 3,
+            why: Some("host: available 1 GiB below 2 GiB".into()),
+            age_s: Some(7),
+        };
+        let (below_percent, below_bytes) = (None, Some(2 << 30));
+        let auto = AutoStatus { below_percent, below_bytes, pressure: Some(pressure), ..auto };
+        let told = auto_rows(&auto);
+        assert!(told.contains("on, while the host has less than 2 GiB available"), "{told}");
+        assert!(told.contains("seen by       available memory\n"), "{told}");
+        assert!(told.contains("3 rounds, the last 7 s ago: host: available 1 GiB"), "{told}");
     }
 }

@@ -23,6 +23,7 @@ fn doctor_judges_every_point_and_changes_nothing() {
         "users",
         "shmem THP",
         "hugetlb",
+        "host pressure",
         "QEMU",
         "/dev/kvm",
         "run directory",

@@ -54,6 +54,9 @@ fn each_command_asks_for_what_it_says() {
         "stopped_by": "asked for amount reached",
         "skipped": { "in_use": 0, "already_empty": 0, "cancelled": 0 } });
     let auto = json!({ "on": true, "interval_ms": 5000, "keep_bytes": 0, "last": report });
+    let under_pressure = json!({ "on": true, "when": "pressure", "interval_ms": 5000,
+        "below_percent": 5, "keep_bytes": 0, "last": null, "pressure": { "seen_by": "PSI",
+            "rounds": 2, "why": "host: available 1 GiB below 2 GiB", "age_s": 7 } });
     let evict = json!({ "saved_bytes": 4096, "saved_frames": 1, "abandoned": 0, "duration_ns": 9,
         "stopped_by": "asked for amount reached" });
     let resize = json!({ "bytes": 1u64 << 30, "wanted_bytes": 1u64 << 30, "node": 1,
@@ -101,10 +104,28 @@ fn each_command_asks_for_what_it_says() {
         (
             "auto web on --interval 5s",
             "PUT /v1/vms/web/auto",
-            json!({ "on": true, "interval_ms": 5000, "keep_bytes": null }),
+            json!({ "on": true, "when": null, "interval_ms": 5000, "below_percent": null,
+                "below_bytes": null, "keep_bytes": null }),
             auto,
             "on, every 5 s, keeps 0 B free",
         ),
+        (
+            "auto web on --when pressure --below 5%",
+            "PUT /v1/vms/web/auto",
+            json!({ "on": true, "when": "pressure", "interval_ms": null, "below_percent": 5,
+                "below_bytes": null, "keep_bytes": null }),
+            under_pressure,
+            "2 rounds, the last 7 s ago: host: available 1 GiB below 2 GiB",
+        ),
+        (
+            "auto web off --below 1G",
+            "PUT /v1/vms/web/auto",
+            json!({ "on": false, "when": null, "interval_ms": null, "below_percent": null,
+                "below_bytes": 1u64 << 30, "keep_bytes": null }),
+            json!({ "on": false, "interval_ms": 5000, "keep_bytes": 0, "last": null }),
+            "off",
+        ),
+        ("auto web", "GET /v1/vms/web", Value::Null, a_status(), "web: automatic reclaim\n"),
         (
             "resize web 1G --node 1 --by virtio-mem",
             "PUT /v1/vms/web/size",

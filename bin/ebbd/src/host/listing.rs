@@ -8,6 +8,7 @@ use ebb_api::{State, VmStatus, VmSummary};
 
 use crate::model::api_error::{Answer, ApiError};
 use crate::model::figures::{VmFigures, millis, slow};
+use crate::model::host_pressure::Watched;
 use crate::model::member::Member;
 use crate::model::record::Record;
 use crate::model::summary;
@@ -154,6 +155,15 @@ impl Listing {
     /// What the VM last told the pool.
     pub fn member(&self) -> Option<Member> {
         self.seen().member
+    }
+
+    /// What is to be known of it to watch the host for it; none: it did not ask for that, or it
+    /// cannot answer now.
+    pub fn watched(&self) -> Option<Watched> {
+        let seen = self.seen();
+        let is_slow = seen.at.is_none_or(|at| slow(at.elapsed()).is_some());
+        let status = seen.status.as_deref().filter(|_| !is_slow);
+        status.filter(|_| matches!(seen.stage, Stage::Managed)).and_then(Watched::of)
     }
 
     /// Its line in the list, as last known.

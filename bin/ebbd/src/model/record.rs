@@ -13,6 +13,7 @@ use ebb_vm::layout::KnownRegion;
 use serde::{Deserialize, Serialize};
 
 use super::BYTES_MAX;
+use super::auto::Auto;
 use super::monitoring::MonitoringSettings;
 use super::served::{GrowthRecord, ImageRecord};
 use super::share::Share;
@@ -185,23 +186,6 @@ pub enum ForgetBy {
     /// A kernel thread of QEMU's does it (io_uring), and no thread of QEMU's is stopped. If QEMU
     /// cannot have such a ring, injected calls do it.
     Ring,
-}
-
-/// Automatic reclaim.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Auto {
-    /// Whether it runs.
-    pub on: bool,
-    /// Time between two runs, in milliseconds.
-    pub interval_ms: u64,
-    /// Free memory to leave to the guest, beside the reserve.
-    pub keep_bytes: u64,
-}
-
-impl Default for Auto {
-    fn default() -> Auto {
-        Auto { on: false, interval_ms: 5000, keep_bytes: 0 }
-    }
 }
 
 /// Totals over all daemons that managed the VM.

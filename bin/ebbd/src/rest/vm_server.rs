@@ -21,6 +21,7 @@ use tokio::time::timeout;
 
 use crate::model::api_error::{Answer, ApiError};
 use crate::model::figures::{VmFigures, millis, slow};
+use crate::model::host_pressure::PressureNotice;
 use crate::model::share::Share;
 use crate::vm::context::mailbox::Command;
 use crate::vm::publisher::Seen;
@@ -31,6 +32,8 @@ pub const FIGURES: &str = "/v1/figures";
 pub const POOL_SHARE: &str = "/v1/pool-share";
 /// PUT a limit in bytes, or null. Answers with the [`VmFigures`] after the change.
 pub const POOL_LIMIT: &str = "/v1/pool-limit";
+/// PUT a [`PressureNotice`]. Answers with the bytes that were reclaimed.
+pub const HOST_PRESSURE: &str = "/v1/host-pressure";
 
 /// Longest wait until the worker begins with a request. A worker that takes longer is busy or waits
 /// for QEMU. A worker that evicts begins between two steps, each of which writes 16 MiB: that takes
@@ -76,6 +79,7 @@ pub fn router(vm: Vm) -> Router {
         .route(FIGURES, get(figures))
         .route(POOL_SHARE, put(share))
         .route(POOL_LIMIT, put(allow))
+        .route(HOST_PRESSURE, put(hear_of_host))
         .with_state(Arc::new(vm))
 }
 
@@ -191,6 +195,10 @@ async fn allow(
 ) -> Answer<Json<VmFigures>> {
     vm.ask(|to| Command::Allow(limit_bytes, to)).await?;
     vm.newest()
+}
+
+async fn hear_of_host(State(vm): VmState, Json(notice): Json<PressureNotice>) -> Answer<Json<u64>> {
+    vm.ask(|to| Command::HostPressure(notice, to)).await.map(Json)
 }
 
 async fn figures(State(vm): VmState, Query(Since { after }): Query<Since>) -> Response {

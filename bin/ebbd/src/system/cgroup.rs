@@ -2,6 +2,7 @@
 //! only a QEMU that misbehaves reaches that. Two groups are in it: `qemu` for QEMU and what it
 //! starts, and `ebb` for the VM's process.
 
+mod budget;
 mod hierarchy;
 mod processes;
 mod removal;
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 use ebb_api::{RunRequest, VmName};
 use ebb_sys::confine::User;
 
+pub use self::budget::OwnGroups;
 use self::hierarchy::{Hierarchy, MOUNTS, find};
 use self::processes::{MEMBERS, end_members_if, members};
 use self::removal::{clear_below, remove_above, remove_all};

@@ -4,25 +4,29 @@
 mod compaction;
 pub mod hyperalloc;
 mod reserve;
+mod trigger;
 mod vprobe;
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ebb_api::{AutoRequest, AutoStatus, Backing, Mechanism, ReclaimReport};
+use ebb_units::Bytes;
 
 use self::hyperalloc::SharedAllocator;
+use self::trigger::Trigger;
 use self::vprobe::VProbe;
 use super::context::VmContext;
 use super::context::liveness::End;
 use crate::model::api_error::{Answer, not_allowed};
+use crate::model::host_pressure::PressureNotice;
+use crate::system::host_facts;
 
 pub use self::vprobe::Pass;
 
 /// The controller of one VM's reclaim.
 pub struct Reclaim {
-    /// When automatic reclaim is due next.
-    due: Instant,
+    trigger: Trigger,
     last: Option<ReclaimReport>,
     vprobe: VProbe,
     /// The allocator of a guest that shares it.
@@ -32,7 +36,7 @@ pub struct Reclaim {
 impl Default for Reclaim {
     fn default() -> Reclaim {
         Reclaim {
-            due: Instant::now(),
+            trigger: Trigger::new(Instant::now()),
             last: None,
             vprobe: VProbe::default(),
             hyperalloc: SharedAllocator::default(),
@@ -75,14 +79,21 @@ impl Reclaim {
         (pass, ended)
     }
 
-    /// Whether automatic reclaim is due. If so, it is next due after its interval.
+    /// Whether a round of automatic reclaim at intervals is due. If so, the next one is due after
+    /// the interval.
     pub fn is_due(&mut self, cx: &VmContext) -> bool {
-        let auto = cx.record.auto;
-        let is_due = auto.on && Instant::now() >= self.due;
-        if is_due {
-            self.due = Instant::now() + Duration::from_millis(auto.interval_ms);
-        }
-        is_due
+        self.trigger.is_due(&cx.record.auto, Instant::now())
+    }
+
+    /// Notes what `ebbd` says of the host. Returns whether it begins a round of automatic reclaim.
+    pub fn hear(&mut self, cx: &VmContext, notice: PressureNotice) -> bool {
+        self.trigger.hear(&cx.record.auto, notice, Instant::now())
+    }
+
+    /// Whether the guest is to be asked to compact its memory, once it is confirmed.
+    pub fn wants_compaction(&mut self, cx: &VmContext) -> bool {
+        let is_wanted = self.trigger.is_wanted(&cx.record.auto, Instant::now());
+        self.hyperalloc.wants_compaction(is_wanted)
     }
 
     /// Notes what automatic reclaim did last.
@@ -93,16 +104,13 @@ impl Reclaim {
     /// Turns automatic reclaim on or off.
     ///
     /// # Errors
-    /// The request makes no sense, or the record cannot be written.
+    /// The request makes no sense, the host has less memory than the threshold, or the record cannot
+    /// be written.
     pub fn set_auto(&mut self, cx: &mut VmContext, request: AutoRequest) -> Answer<AutoStatus> {
         request.check()?;
-        cx.record.change(|record| {
-            let auto = &mut record.auto;
-            auto.on = request.on;
-            auto.interval_ms = request.interval_ms.unwrap_or(auto.interval_ms);
-            auto.keep_bytes = request.keep_bytes.unwrap_or(auto.keep_bytes);
-        })?;
-        self.due = Instant::now();
+        request.below_bytes.map_or(Ok(()), has)?;
+        cx.record.change(|record| record.auto.set(request))?;
+        self.trigger.begin(Instant::now());
         Ok(self.auto_status(cx))
     }
 
@@ -113,10 +121,14 @@ impl Reclaim {
         let may = cx.may_take().and_then(|()| self.may_reclaim(cx, is_trusted));
         AutoStatus {
             on: auto.on,
+            when: auto.when,
             interval_ms: auto.interval_ms,
+            below_percent: auto.percent(),
+            below_bytes: auto.below_bytes,
             keep_bytes: auto.keep_bytes,
             last: self.last.clone(),
             stuck: may.err().filter(|_| auto.on).map(|why| why.to_string()),
+            pressure: self.trigger.status(&auto, Instant::now()),
         }
     }
 
@@ -158,5 +170,17 @@ impl Reclaim {
     /// From the store or the system calls.
     pub fn give_back_all(&mut self, cx: &VmContext) -> std::io::Result<u64> {
         self.hyperalloc.give_back_all(cx)
+    }
+}
+
+/// Checks that this host has as much memory as a threshold of it.
+fn has(below_bytes: u64) -> Answer<()> {
+    match host_facts::memory_bytes() {
+        Some(host_bytes) if below_bytes > host_bytes => Err(not_allowed(format!(
+            "the host has {}, less than the threshold of {}: give less, or 100%",
+            Bytes(host_bytes),
+            Bytes(below_bytes)
+        ))),
+        _ => Ok(()),
     }
 }

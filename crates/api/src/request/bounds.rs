@@ -19,6 +19,9 @@ pub const NODES_MAX: u32 = 16;
 pub const INTERVAL_MS_MIN: u64 = 100;
 /// Longest time between two automatic reclaims.
 pub const INTERVAL_MS_MAX: u64 = 24 * 3600 * 1000;
+/// Available memory of the host below which there is pressure, in percent, unless a request says
+/// otherwise.
+pub const BELOW_PERCENT_DEFAULT: u32 = 10;
 /// The smallest blocks taken unless a request says otherwise: 2 MiB.
 pub const MIN_ORDER_DEFAULT: u8 = 9;
 /// The smallest blocks that can be asked for, 256 KiB: several smaller ones share one frame of page

@@ -13,6 +13,7 @@ use ebb_api::{
 use tokio::sync::oneshot;
 
 use crate::model::api_error::Answer;
+use crate::model::host_pressure::PressureNotice;
 use crate::model::share::Share;
 
 /// What a worker is asked to do. Most commands carry a place for the answer.
@@ -43,6 +44,8 @@ pub enum Command {
     Share(Option<Share>, oneshot::Sender<Answer<()>>),
     /// Keep to the limit that the pool gives the VM.
     Allow(Option<u64>, oneshot::Sender<Answer<()>>),
+    /// Hear of the host's memory, and reclaim if the host is short of it. Answers with the bytes.
+    HostPressure(PressureNotice, oneshot::Sender<Answer<u64>>),
     /// Answer as soon as commands are obeyed.
     Ready(oneshot::Sender<Answer<()>>),
     /// Stop managing the VM.
@@ -67,6 +70,7 @@ impl Command {
             Command::Monitor(_, to) => to.is_closed(),
             Command::Heat(to) => to.is_closed(),
             Command::Share(_, to) | Command::Ready(to) => to.is_closed(),
+            Command::HostPressure(_, to) => to.is_closed(),
             Command::Detach(to) => to.is_closed(),
             Command::Pressure
             | Command::Violation

@@ -330,8 +330,9 @@ impl SharedAllocator {
         self.stopped = Some(why.into());
     }
 
-    /// Whether the guest is to be asked to compact its memory, once it is confirmed.
-    pub fn wants_compaction(&mut self, cx: &VmContext) -> bool {
+    /// Whether the guest is to be asked to compact its memory, once it is confirmed. `is_wanted`: it
+    /// would serve automatic reclaim now.
+    pub fn wants_compaction(&mut self, is_wanted: bool) -> bool {
         let Some(shared) = &self.shared else { return false };
         let now = Instant::now();
         if self.compaction.is_under_way() {
@@ -340,8 +341,9 @@ impl SharedAllocator {
             }
             return false;
         }
-        let is_wanted = cx.record.auto.on && self.compaction.is_due(now);
-        is_wanted && self.compaction.begin(now, shared.usage().movable)
+        is_wanted
+            && self.compaction.is_due(now)
+            && self.compaction.begin(now, shared.usage().movable)
     }
 
     /// Asks the guest to compact, if it is the one that runs: another kernel would find the request

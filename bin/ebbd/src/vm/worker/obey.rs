@@ -9,6 +9,7 @@ use ebb_units::FRAME_BYTES;
 
 use super::{Next, Outcome, Worker, detach, limit, share, status};
 use crate::model::api_error::{Answer, ApiError, failed, not_allowed};
+use crate::model::host_pressure::PressureNotice;
 use crate::model::share::Share;
 use crate::support::nanoseconds::nanoseconds;
 use crate::support::open_files::OpenFiles;
@@ -26,7 +27,8 @@ impl Worker {
         }
         let asks_qemu = match command {
             Command::Status(..) | Command::Pressure | Command::Ready(_) => false,
-            Command::Resize(..) | Command::Size(_) => !self.cx.waits(),
+            Command::HostPressure(PressureNotice { why: None, .. }, _) => false,
+            Command::Resize(..) | Command::Size(_) | Command::HostPressure(..) => !self.cx.waits(),
             _ => true,
         };
         if asks_qemu {
@@ -53,7 +55,10 @@ impl Worker {
                     // So that the answer can tell what is in the way.
                     self.confirm_if_unknown();
                 }
-                drop(to.send(self.reclaim.set_auto(&mut self.cx, request)));
+                let answer = self.reclaim.set_auto(&mut self.cx, request);
+                // `ebbd` learns by it whether to watch the host for this VM.
+                self.publish();
+                drop(to.send(answer));
             }
             Command::Limit(request, to) => drop(to.send(self.set_limit(request))),
             Command::Pressure => self.hold_limit(&mut OpenFiles::default()),
@@ -84,6 +89,7 @@ impl Worker {
                 self.publish();
                 drop(to.send(Ok(())));
             }
+            Command::HostPressure(notice, to) => drop(to.send(Ok(self.hear_of_host(notice)))),
             Command::Detach(to) => match self.detach() {
                 Ok(report) => return Next::End(Outcome::Ended(Some((to, report)))),
                 Err(refused) => drop(to.send(Err(refused))),

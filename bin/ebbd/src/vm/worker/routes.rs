@@ -8,6 +8,7 @@ use ebb_vm::reach::Reach;
 
 use super::Worker;
 use crate::model::api_error::{Answer, failed};
+use crate::model::host_pressure::PressureNotice;
 use crate::model::member::Member;
 use crate::support::open_files::OpenFiles;
 use crate::vm::context::liveness::End;
@@ -168,18 +169,39 @@ impl Worker {
 
     /// Reclaims automatically, if that is on and due.
     pub(super) fn keep_reclaiming(&mut self) {
-        if !self.reclaim.is_due(&self.cx) {
-            return;
+        if self.reclaim.is_due(&self.cx) {
+            self.take_by_itself();
         }
+    }
+
+    /// Notes what `ebbd` says of the host, and reclaims if the host is short of memory. Returns the
+    /// reclaimed bytes.
+    pub(super) fn hear_of_host(&mut self, notice: PressureNotice) -> u64 {
+        // While the guest waits for room, QEMU may answer nobody.
+        match self.reclaim.hear(&self.cx, notice) && !self.cx.waits() {
+            true => self.take_by_itself(),
+            false => 0,
+        }
+    }
+
+    /// Makes one round of automatic reclaim. Returns the reclaimed bytes.
+    fn take_by_itself(&mut self) -> u64 {
         match self.take(u64::MAX, self.cx.record.auto.keep_bytes) {
-            Ok(report) => self.reclaim.note_auto(report),
-            Err(error) => tracing::debug!("{error}"),
+            Ok(report) => {
+                let bytes = report.bytes;
+                self.reclaim.note_auto(report);
+                bytes
+            }
+            Err(error) => {
+                tracing::debug!("{error}");
+                0
+            }
         }
     }
 
     /// Has the guest compact its memory if automatic reclaim would gain by it.
     pub(super) fn keep_compact(&mut self) {
-        if self.reclaim.hyperalloc.wants_compaction(&self.cx) {
+        if self.reclaim.wants_compaction(&self.cx) {
             let is_confirmed = self.confirm();
             self.reclaim.hyperalloc.compact(is_confirmed);
         }

@@ -1,0 +1,180 @@
+//! How much memory the host has left, and how long its tasks wait for some: what host pressure is
+//! judged by.
+
+use std::future::pending;
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ebb_policy::pressure::{Budget, HostMemory};
+use ebb_sys::meminfo::MemInfo;
+use ebb_sys::psi::{self, Access, Trigger};
+use tokio::sync::Notify;
+
+use super::cgroup::OwnGroups;
+
+/// Shortest time over which the share of waiting tasks is taken.
+const SAMPLE_LEAST: Duration = Duration::from_millis(500);
+/// Stack of a thread that only waits.
+const STACK_BYTES: usize = 64 << 10;
+
+/// Reads the host's memory.
+pub struct HostReader {
+    groups: OwnGroups,
+    stalls: Option<Stalls>,
+    /// Told by the thread that waits for the kernel's trigger; none: there is no trigger.
+    fired: Option<Arc<Notify>>,
+    seen_by: String,
+}
+
+impl HostReader {
+    /// A reader with the best that the kernel offers. `stall_percent`: the share of the time from
+    /// which waiting tasks are pressure; none: they are not looked at.
+    pub fn open(stall_percent: Option<u32>) -> HostReader {
+        let access = stall_percent.map(|percent| (percent, Access::open(percent)));
+        let psi = match &access {
+            Some((_, access)) => access.to_string(),
+            None => "PSI is not looked at (--pressure-stall 0)".into(),
+        };
+        let (stalls, fired) = match access {
+            None | Some((_, Access::None(_))) => (None, None),
+            Some((percent, Access::Reading(_))) => (Some(Stalls::new(percent)), None),
+            Some((percent, Access::Trigger(trigger))) => {
+                (Some(Stalls::new(percent)), follow(trigger))
+            }
+        };
+        let seen_by = format!("available memory each second; {psi}");
+        HostReader { groups: OwnGroups::find(), stalls, fired, seen_by }
+    }
+
+    /// By what it sees pressure, in words.
+    pub fn seen_by(&self) -> &str {
+        &self.seen_by
+    }
+
+    /// Waits until the kernel tells that tasks wait for memory.
+    pub async fn stall(&self) {
+        match &self.fired {
+            Some(fired) => fired.notified().await,
+            None => pending().await,
+        }
+    }
+
+    /// Reads what the host has. `stalled`: [`HostReader::stall`] has just returned.
+    ///
+    /// # Errors
+    /// Those of reading `/proc/meminfo`.
+    pub fn read(&mut self, stalled: bool) -> io::Result<HostMemory> {
+        let MemInfo { total_bytes, available_bytes } = MemInfo::read()?;
+        let host = Budget { name: "host".into(), total_bytes, available_bytes };
+        let groups = self.groups.budgets(total_bytes);
+        let look = |stalls: &mut Stalls| stalls.look(Instant::now(), psi::some_stall(), stalled);
+        Ok(HostMemory { host, groups, stall_permille: self.stalls.as_mut().map(look) })
+    }
+}
+
+/// Waits for the trigger in a thread of its own: the runtime would wait for such a file only by
+/// unsafe calls. Without the thread, the reader is told nothing, and reads all the same.
+fn follow(trigger: Trigger) -> Option<Arc<Notify>> {
+    let fired = Arc::new(Notify::new());
+    let told = Arc::clone(&fired);
+    let wait = move || {
+        while trigger.wait().is_ok() {
+            told.notify_one();
+        }
+    };
+    let thread = thread::Builder::new().name("host pressure".into()).stack_size(STACK_BYTES);
+    match thread.spawn(wait) {
+        Ok(_) => Some(fired),
+        Err(error) => {
+            tracing::warn!("no thread waits for the host's pressure: {error}");
+            None
+        }
+    }
+}
+
+/// The share of the time in which tasks of the host wait for memory.
+struct Stalls {
+    most_permille: u32,
+    /// When the total was read last, and what it was; none: it was not read yet.
+    last: Option<(Instant, Duration)>,
+    permille: u32,
+}
+
+impl Stalls {
+    fn new(most_percent: u32) -> Stalls {
+        Stalls { most_permille: most_percent * 10, last: None, permille: 0 }
+    }
+
+    /// Takes the share since the last look, unless that was just now.
+    fn look(&mut self, now: Instant, total: io::Result<Duration>, stalled: bool) -> u32 {
+        let Ok(total) = total else {
+            (self.last, self.permille) = (None, 0);
+            return 0;
+        };
+        let (at, before) = *self.last.get_or_insert((now, total));
+        let elapsed = now.saturating_duration_since(at);
+        if elapsed >= SAMPLE_LEAST {
+            self.permille = permille(total.saturating_sub(before), elapsed);
+            self.last = Some((now, total));
+        }
+        if stalled {
+            self.permille = self.permille.max(self.most_permille);
+        }
+        self.permille
+    }
+}
+
+fn permille(part: Duration, whole: Duration) -> u32 {
+    let permille = part.as_micros() * 1000 / whole.as_micros().max(1);
+    u32::try_from(permille).unwrap_or(u32::MAX).min(1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn the_share_is_that_since_the_last_look() {
+        let (mut stalls, at) = (Stalls::new(15), Instant::now());
+        let mut look = |after_ms: u32, total_ms: u32, stalled| {
+            stalls.look(at + after_ms * MS, Ok(total_ms * MS), stalled)
+        };
+        assert_eq!(look(0, 70_000, false), 0);
+        assert_eq!(look(1000, 70_041, false), 41);
+        // Just now: the share stays.
+        assert_eq!(look(1100, 70_141, false), 41);
+        assert_eq!(look(2000, 70_141, false), 100);
+        // The kernel's trigger has fired.
+        assert_eq!(look(2100, 70_200, true), 150);
+        assert_eq!(look(2200, 70_200, false), 150);
+        assert_eq!(look(3000, 70_200, false), 59);
+        assert_eq!(look(4000, 80_000, false), 1000);
+    }
+
+    #[test]
+    fn a_total_that_cannot_be_read_or_runs_back_is_no_stall() {
+        let (mut stalls, at) = (Stalls::new(15), Instant::now());
+        assert_eq!(stalls.look(at, Ok(700 * MS), true), 150);
+        assert_eq!(stalls.look(at + 1000 * MS, Ok(600 * MS), false), 0);
+        assert_eq!(stalls.look(at + 2000 * MS, Err(io::ErrorKind::NotFound.into()), true), 0);
+        assert_eq!(stalls.look(at + 3000 * MS, Ok(900 * MS), false), 0);
+        assert_eq!(stalls.look(at + 4000 * MS, Ok(901 * MS), false), 1);
+        // A clock that runs back.
+        assert_eq!(stalls.look(at, Ok(9000 * MS), false), 1);
+        assert_eq!(permille(Duration::MAX, Duration::ZERO), 1000);
+    }
+
+    #[test]
+    fn this_host_is_read() {
+        let mut reader = HostReader::open(None);
+        assert!(reader.seen_by().starts_with("available memory each second; "));
+        assert!(reader.seen_by().contains("--pressure-stall 0"), "{}", reader.seen_by());
+        let memory = reader.read(false).unwrap();
+        assert!(memory.host.total_bytes > 1 << 20);
+        assert_eq!(memory.stall_permille, None);
+    }
+}
