@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /* Taking blocks. */
+#include "fullest.h"
 #include "zone.h"
 
-static bool may_take(u16 area, struct want want)
+/* Whether a part of an area will do. */
+static __always_inline bool may_take(u16 area, struct want want)
 {
-	return want.evicted || !area_is_evicted(area);
+	return (want.whole || !area_is_free(area)) && (want.evicted || !area_is_evicted(area));
 }
 
 /* Less than an area: the count first, which is a claim; then the bits. */
@@ -40,7 +42,7 @@ static __always_inline bool grab_area(struct llfree *zone, u32 index, struct wan
 	u16 area = llf_load(&zone->areas[index]);
 
 	do {
-		if (!area_is_free(area) || !may_take(area, want))
+		if (!area_is_free(area) || (area_is_evicted(area) && !want.evicted))
 			return false;
 	} while (!zone_replace(zone, index, &area, area_taken(area)));
 	grab->frame = (u64)index * LLFREE_AREA_FRAMES;
@@ -76,28 +78,27 @@ static bool grab_pair(struct llfree *zone, u32 index, struct want want, struct g
 	return true;
 }
 
-static bool grab_small(struct llfree *zone, u32 first, u32 end, u64 row, struct want want,
+/* The fullest areas first, so that the others may become free as a whole. */
+static bool grab_small(struct llfree *zone, u32 first, u32 end, struct want want,
 		       struct grab *grab)
 {
+	struct fullest fullest = { .count = 0 };
 	u32 index;
 
-	if (grab_part(zone, row / LLFREE_AREA_ROWS, row % LLFREE_AREA_ROWS, want, grab))
-		return true;
-	/* Those in use already, so that the others stay whole. */
 	for (index = first; index < end; index++) {
-		if (!area_is_free(llf_peek(&zone->areas[index])) &&
-		    grab_part(zone, index, 0, want, grab))
-			return true;
+		u16 area = llf_load(&zone->areas[index]);
+
+		if (area_has(area, 1u << want.order) && may_take(area, want))
+			fullest_add(&fullest, area_free(area), index);
 	}
-	for (index = first; index < end; index++) {
-		if (grab_part(zone, index, 0, want, grab))
+	for (index = 0; index < fullest.count; index++) {
+		if (grab_part(zone, fullest.index[index], 0, want, grab))
 			return true;
 	}
 	return false;
 }
 
-bool llf_grab_in_tree(struct llfree *zone, u32 index, u64 row, struct want want,
-		      struct grab *grab)
+bool llf_grab_in_tree(struct llfree *zone, u32 index, struct want want, struct grab *grab)
 {
 	u32 area = index * LLFREE_TREE_AREAS;
 	u32 end = area + LLFREE_TREE_AREAS;
@@ -105,13 +106,31 @@ bool llf_grab_in_tree(struct llfree *zone, u32 index, u64 row, struct want want,
 	if (end > zone->area_count)
 		end = zone->area_count;
 	if (want.order < LLFREE_HUGE_ORDER)
-		return grab_small(zone, area, end, row, want, grab);
+		return grab_small(zone, area, end, want, grab);
 	for (; area < end; area += want.order == LLFREE_HUGE_ORDER ? 1 : 2) {
 		if (want.order == LLFREE_HUGE_ORDER ? grab_area(zone, area, want, grab) :
 						      grab_pair(zone, area, want, grab))
 			return true;
 	}
 	return false;
+}
+
+/*
+ * Where a slot is: of its area, even if that is free as a whole by now, or else
+ * of its tree.
+ */
+static __always_inline bool grab_at(struct llfree *zone, u64 slot, struct want want,
+				    struct grab *grab)
+{
+	struct want any = want;
+
+	if (!slot_is_present(slot))
+		return false;
+	any.whole = true;
+	if (want.order < LLFREE_HUGE_ORDER &&
+	    grab_part(zone, slot_area(slot), slot_row(slot) % LLFREE_AREA_ROWS, any, grab))
+		return true;
+	return llf_grab_in_tree(zone, slot_tree(slot), want, grab);
 }
 
 /*
@@ -174,33 +193,37 @@ static __always_inline s64 get_claimed(struct llfree *zone, llf_u64 *slot)
 static noinline s64 get_block(struct llfree *zone, llf_u64 *slot, struct want want)
 {
 	u64 seen = llf_load(slot);
-	u32 from = slot_is_present(seen) ? slot_tree(seen) : zone_home(zone, want.core);
 	struct grab grab;
+	bool moves;
+	u64 next;
 
-	if (!(slot_is_present(seen) && llf_grab_in_tree(zone, from, slot_row(seen), want, &grab)) &&
-	    !llf_search(zone, from, want, &grab))
+	want.tree = slot_is_present(seen) ? slot_tree(seen) : zone_home(zone, want.core);
+	if (!grab_at(zone, seen, want, &grab) && !llf_search(zone, want, &grab))
 		return LLFREE_ERR_MEMORY;
 	/* Before others may take of the claims: they do not touch. */
 	install(zone, grab.frame, want.order, grab.area);
-	if (want.order == 0 || !slot_is_present(seen) || frame_tree(grab.frame) != from)
-		llf_place(zone, slot, seen,
-			  slot_new(grab.frame / LLFREE_ROW_FRAMES, grab.claims, grab.area));
+	next = slot_new(grab.frame / LLFREE_ROW_FRAMES, grab.claims, grab.area);
+	moves = !slot_is_present(seen) || frame_tree(grab.frame) != want.tree;
+	/* Claims outlast a greater block that has no room beside them. */
+	if (want.order == 0 || (moves && !slot_claims(seen)))
+		llf_place(zone, slot, seen, next);
+	else if (moves)
+		llf_leave(zone, next, llf_load(slot));
 	return grab.frame;
 }
 
 s64 llfree_get(struct llfree *zone, unsigned int order, unsigned int kind, unsigned int core)
 {
-	struct want want = { .order = order, .kind = kind ? LLFREE_KIND_MOVABLE : 0, .core = core };
+	struct want want = { .order = order, .kind = kind ? LLFREE_KIND_MOVABLE : 0 };
 	llf_u64 *slot;
 	s64 frame;
 
 	if (unlikely(order > LLFREE_MAX_ORDER))
 		return LLFREE_ERR_ORDER;
-	if (unlikely(core >= zone->cores))
-		want.core = core % zone->cores;
+	want.core = zone_core(zone, core);
 	if (order >= LLFREE_HUGE_ORDER)
 		want.kind = LLFREE_KIND_HUGE;
-	slot = &zone->slots[(want.core * LLFREE_SLOT_KINDS + want.kind) * LLFREE_SLOT_WORDS];
+	slot = zone_slot(zone, want.core, want.kind);
 	if (order == 0) {
 		frame = get_claimed(zone, slot);
 		if (likely(frame >= 0))

@@ -33,6 +33,7 @@ struct llfree {
 	llf_u32 *trees;
 	llf_u64 *slots;
 	u64 frames;
+	/* Those that have slots of their own, or 1: all share the slots. */
 	u32 cores;
 	u32 area_count;
 	u32 tree_count;
@@ -100,7 +101,7 @@ void llfree_format(struct llfree *zone, bool free);
  * A free block of 2^order frames, with memory behind it: its first frame, or
  * LLFREE_ERR_ORDER or LLFREE_ERR_MEMORY. @kind is LLFREE_KIND_UNMOVABLE or
  * _MOVABLE; blocks of order 9 and more are of a kind by themselves. @core: whose
- * slots to use; any number will do.
+ * slots to use; any number will do, and any number of threads may use the same.
  */
 s64 llfree_get(struct llfree *zone, unsigned int order, unsigned int kind, unsigned int core);
 
@@ -121,7 +122,7 @@ void llfree_drain(struct llfree *zone);
 bool llfree_is_free(struct llfree *zone, u64 frame, unsigned int order);
 
 /*
- * Whether llfree_get() would find a block, near @core's trees first. Claims of
+ * Whether llfree_get() would find a block, near @core's slots first. Claims of
  * slots may hide one.
  */
 bool llfree_has(struct llfree *zone, unsigned int order, unsigned int core);

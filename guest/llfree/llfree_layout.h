@@ -47,7 +47,7 @@
 #define LLFREE_TREE_EVICTED_MASK (0xfu << LLFREE_TREE_EVICTED_SHIFT)
 #define LLFREE_TREE_STEP 16
 
-/* A reservation slot is a cache line; a core has one for each kind. */
+/* A reservation slot is a cache line; a core, or all together, has one for each kind. */
 #define LLFREE_SLOT_WORDS 8
 #define LLFREE_SLOT_KINDS 3
 /* Slot: single frames of its area that it has claimed. */

@@ -37,9 +37,19 @@ static bool tree_has_block(struct llfree *zone, u32 index, unsigned int order)
 	return false;
 }
 
+/* Where llfree_get() looks first. Blocks below order 9 are mostly the kernel's own. */
+static u32 first_tree(struct llfree *zone, unsigned int order, unsigned int core)
+{
+	u32 kind = order < LLFREE_HUGE_ORDER ? LLFREE_KIND_UNMOVABLE : LLFREE_KIND_HUGE;
+	u32 of = zone_core(zone, core);
+	u64 slot = llf_load(zone_slot(zone, of, kind));
+
+	return slot_is_present(slot) ? slot_tree(slot) : zone_home(zone, of);
+}
+
 bool llfree_has(struct llfree *zone, unsigned int order, unsigned int core)
 {
-	u32 index = zone_home(zone, core % zone->cores);
+	u32 index = first_tree(zone, order, core);
 	u32 step;
 
 	if (order > LLFREE_MAX_ORDER)

@@ -1,79 +1,92 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /* Finding a tree to take from, and the slots' reservations. */
+#include "fullest.h"
 #include "zone.h"
 
-/* Trees of a cache line of the array. */
-#define NEAR 16
-/* Trees looked at before a free one is broken into. */
-#define FAR 256
-/* The core's part of the zone: there it meets no other core's lines. */
-#define SHARE 1
-#define ALL 0
-#define FULL LLFREE_TREE_FRAMES
+/* Trees looked at before an area is broken into that is free: 16 cache lines. */
+#define NEAR_TREES 256
+/* So many free blocks are enough to move to a tree, and so are an area's frames. */
+#define ENOUGH_BLOCKS LLFREE_CLAIM_FRAMES
 
+/*
+ * The aligned group of trees around the slot's, of the core's share; the share,
+ * where no other core's lines are, or all that cores share; all.
+ */
+enum reach { NEAR, SHARE, ALL };
+
+/* OWN: those in which enough is free for the slot to move there. */
 enum kinds { OWN, OWN_OR_FREE, ANY };
 
 /* One way to look at trees; they are tried in turn. */
 struct pass {
-	/* ALL, SHARE, or of that the aligned group of so many that the last is in. */
-	u32 reach;
-	/* Least and most that a tree may have free. */
-	u32 least;
-	u32 most;
+	enum reach reach;
 	enum kinds kinds;
+	/* Only areas that are free in part; the fullest trees come first then. */
+	bool parts;
 	/* Even if another slot takes from it. */
 	bool reserved;
-	/* Even areas without memory. */
-	bool evicted;
 };
 
-/*
- * Half-empty trees of the own kind first: full ones are nearly used up, empty
- * ones may become free as a whole.
- */
-static const struct pass small[] = {
-	{ .reach = NEAR, .least = FULL / 16, .most = FULL / 2, .kinds = OWN },
-	{ .reach = NEAR, .least = FULL / 64, .most = FULL / 16 * 15, .kinds = OWN },
-	{ .reach = FAR, .least = 1, .most = FULL - 1, .kinds = OWN },
-	{ .reach = SHARE, .least = 1, .most = FULL, .kinds = OWN_OR_FREE },
-	{ .reach = ALL, .least = 1, .most = FULL, .kinds = OWN_OR_FREE },
+/* What is partly used before what is free as a whole, areas as well as trees. */
+static const struct pass own[] = {
+	{ .reach = NEAR, .kinds = OWN, .parts = true },
+	{ .reach = SHARE, .kinds = OWN },
+	{ .reach = SHARE, .kinds = OWN_OR_FREE },
+	{ .reach = ALL, .kinds = OWN_OR_FREE },
 };
 
-static const struct pass huge[] = {
-	{ .reach = NEAR, .least = 1, .most = FULL, .kinds = OWN },
-	{ .reach = SHARE, .least = 1, .most = FULL, .kinds = OWN_OR_FREE },
-	{ .reach = ALL, .least = 1, .most = FULL, .kinds = OWN_OR_FREE },
-};
-
-/* Another kind's, then another slot's, then those whose memory the host has. */
+/* Another kind's, then another slot's. */
 static const struct pass steal[] = {
-	{ .reach = ALL, .least = 1, .most = FULL, .kinds = ANY },
-	{ .reach = ALL, .least = 1, .most = FULL, .kinds = ANY, .reserved = true },
-	{ .reach = ALL, .least = 1, .most = FULL, .kinds = ANY, .reserved = true, .evicted = true },
+	{ .reach = ALL, .kinds = ANY },
+	{ .reach = ALL, .kinds = ANY, .reserved = true },
 };
 
 #define PASSES(table) (sizeof(table) / sizeof((table)[0]))
 
-static bool kind_fits(enum kinds kinds, u32 tree, u32 kind)
+/* Free frames that a tree must have. */
+static u32 least(const struct pass *pass, unsigned int order)
+{
+	u32 enough = ENOUGH_BLOCKS << order;
+
+	if (pass->kinds != OWN)
+		return 1u << order;
+	if (enough > LLFREE_AREA_FRAMES)
+		enough = LLFREE_AREA_FRAMES;
+	return enough > 1u << order ? enough : 1u << order;
+}
+
+static bool kind_fits(enum kinds kinds, u32 tree, bool is_own)
 {
 	switch (kinds) {
 	case OWN:
-		return tree_kind(tree) == kind && !tree_is_free(tree);
+		return is_own && !tree_is_free(tree);
 	case OWN_OR_FREE:
-		return tree_kind(tree) == kind || tree_is_free(tree);
+		return is_own || tree_is_free(tree);
 	default:
 		return true;
 	}
 }
 
-static bool fits(const struct pass *pass, u32 tree, struct want want)
+/* How many frames of a tree are free, if it fits; or 0. */
+static u32 fits(const struct llfree *zone, const struct pass *pass, u32 index, struct want want)
 {
+	u32 tree = llf_peek(&zone->trees[index]);
 	u32 free = tree_free(tree);
+	bool is_own, is_ours;
 
-	return free >= pass->least && free >= 1u << want.order && free <= pass->most &&
-	       (pass->reserved || !tree_is_reserved(tree)) &&
-	       (pass->evicted || tree_evicted(tree) < LLFREE_TREE_AREAS) &&
-	       kind_fits(pass->kinds, tree, want.kind);
+	if (free < least(pass, want.order))
+		return 0;
+	is_own = tree_kind(tree) == want.kind;
+	/* Where all cores share the slots, there is one for each kind. */
+	is_ours = is_own && (zone->cores == 1 || index == want.tree);
+	if (!kind_fits(pass->kinds, tree, is_own))
+		return 0;
+	/* The parts of the slot's own tree were tried before. */
+	if (pass->parts && (index == want.tree || !tree_has_part(tree)))
+		return 0;
+	if (!pass->reserved && !is_ours && tree_is_reserved(tree))
+		return 0;
+	return want.evicted || tree_evicted(tree) < LLFREE_TREE_AREAS ? free : 0;
 }
 
 static void release(struct llfree *zone, u32 index)
@@ -84,11 +97,6 @@ static void release(struct llfree *zone, u32 index)
 		;
 }
 
-static u64 first_row(u32 tree)
-{
-	return (u64)tree * LLFREE_TREE_AREAS * LLFREE_AREA_ROWS;
-}
-
 /* Reserves a tree if there is such a block in it. */
 static bool grab_reserved(struct llfree *zone, u32 index, struct want want, struct grab *grab)
 {
@@ -96,71 +104,91 @@ static bool grab_reserved(struct llfree *zone, u32 index, struct want want, stru
 
 	while (!llf_replace(&zone->trees[index], &tree, tree_reserve(tree, want.kind)))
 		;
-	if (llf_grab_in_tree(zone, index, first_row(index), want, grab))
+	if (llf_grab_in_tree(zone, index, want, grab))
 		return true;
 	if (!tree_is_reserved(tree))
 		release(zone, index);
 	return false;
 }
 
-/* Those after @from first, then around. */
-static bool search_with(struct llfree *zone, const struct pass *pass, u32 from, struct want want,
+/* The trees that a pass looks at, from *start up to *end. */
+static void bounds(const struct llfree *zone, enum reach reach, struct want want, u32 *start,
+		   u32 *end)
+{
+	u32 group = want.tree & ~(NEAR_TREES - 1u);
+
+	*start = reach == ALL ? 0 : zone_home(zone, want.core);
+	*end = reach == ALL ? zone->tree_count : zone_home(zone, want.core + 1);
+	if (reach != NEAR)
+		return;
+	if (group > *start)
+		*start = group;
+	if (group + NEAR_TREES < *end)
+		*end = group + NEAR_TREES;
+}
+
+/* The slot's tree first, then those after it, and around. */
+static bool search_with(struct llfree *zone, const struct pass *pass, struct want want,
 			struct grab *grab)
 {
-	u32 start = 0, end = zone->tree_count;
-	u32 step, index;
+	struct fullest fullest = { .count = 0 };
+	u32 start, end, step, index;
 
-	if (pass->reach != ALL) {
-		start = zone_home(zone, want.core);
-		end = zone_home(zone, want.core + 1);
-	}
-	if (pass->reach > SHARE) {
-		u32 group = from & ~(pass->reach - 1);
-
-		start = group > start ? group : start;
-		end = group + pass->reach < end ? group + pass->reach : end;
-	}
-	want.evicted = pass->evicted;
-	index = from >= start && from < end ? from + 1 : start;
+	bounds(zone, pass->reach, want, &start, &end);
+	want.whole = !pass->parts;
+	index = want.tree >= start && want.tree < end ? want.tree : start;
 	for (step = start; step < end; step++, index++) {
+		u32 free;
+
 		if (index == end)
 			index = start;
-		if (fits(pass, llf_peek(&zone->trees[index]), want) &&
-		    grab_reserved(zone, index, want, grab))
+		free = fits(zone, pass, index, want);
+		if (free && pass->parts)
+			fullest_add(&fullest, free, index);
+		else if (free && grab_reserved(zone, index, want, grab))
+			return true;
+	}
+	for (index = 0; index < fullest.count; index++) {
+		if (grab_reserved(zone, fullest.index[index], want, grab))
 			return true;
 	}
 	return false;
 }
 
-static bool search_each(struct llfree *zone, const struct pass *passes, size_t count, u32 from,
-			struct want want, struct grab *grab)
+static bool search_each(struct llfree *zone, const struct pass *passes, size_t count,
+			bool evicted, struct want want, struct grab *grab)
 {
 	size_t index;
 
+	want.evicted = evicted;
 	for (index = 0; index < count; index++) {
-		if (search_with(zone, &passes[index], from, want, grab))
+		if (search_with(zone, &passes[index], want, grab))
 			return true;
 	}
 	return false;
 }
 
-bool llf_search(struct llfree *zone, u32 from, struct want want, struct grab *grab)
+bool llf_search(struct llfree *zone, struct want want, struct grab *grab)
 {
-	bool is_small = want.order < LLFREE_HUGE_ORDER;
-	const struct pass *passes = is_small ? small : huge;
-	size_t count = is_small ? PASSES(small) : PASSES(huge);
+	/* A huge frame has no use for an area that is free in part. */
+	size_t skipped = want.order < LLFREE_HUGE_ORDER ? 0 : 1;
+	size_t count = PASSES(own) - skipped;
 	u32 index;
 
-	if (from >= zone->tree_count)
-		from = zone->tree_count - 1;
-	if (search_each(zone, passes, count, from, want, grab) ||
-	    search_each(zone, steal, PASSES(steal), from, want, grab))
+	if (want.tree >= zone->tree_count)
+		want.tree = zone->tree_count - 1;
+	/* Areas without memory before other kinds: mixed trees rarely become free. */
+	if (search_each(zone, own + skipped, count, false, want, grab) ||
+	    search_each(zone, own + skipped, count, true, want, grab) ||
+	    search_each(zone, steal, PASSES(steal), false, want, grab) ||
+	    search_each(zone, steal + 1, PASSES(steal) - 1, true, want, grab))
 		return true;
 	/* Claims hide frames, and a tree's count may be on its way. */
 	llf_end_claims(zone, 0, zone->area_count - 1);
+	want.whole = true;
 	want.evicted = true;
 	for (index = 0; index < zone->tree_count; index++) {
-		if (llf_grab_in_tree(zone, index, first_row(index), want, grab))
+		if (llf_grab_in_tree(zone, index, want, grab))
 			return true;
 	}
 	return false;
@@ -168,10 +196,14 @@ bool llf_search(struct llfree *zone, u32 from, struct want want, struct grab *gr
 
 void llf_place(struct llfree *zone, llf_u64 *slot, u64 seen, u64 next)
 {
-	bool placed = llf_replace(slot, &seen, next);
-	u64 gone = placed ? seen : next;
-	u64 kept = placed ? next : seen;
+	if (llf_replace(slot, &seen, next))
+		llf_leave(zone, seen, next);
+	else
+		llf_leave(zone, next, seen);
+}
 
+void llf_leave(struct llfree *zone, u64 gone, u64 kept)
+{
 	if (!slot_is_present(gone))
 		return;
 	llf_give_back(zone, slot_area(gone), slot_claims(gone));
@@ -211,8 +243,7 @@ void llfree_drain(struct llfree *zone)
 		while (seen) {
 			if (!llf_replace(nth_slot(zone, index), &seen, 0))
 				continue;
-			llf_give_back(zone, slot_area(seen), slot_claims(seen));
-			release(zone, slot_tree(seen));
+			llf_leave(zone, seen, 0);
 			break;
 		}
 	}

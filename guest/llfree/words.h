@@ -85,6 +85,15 @@ static inline bool tree_is_free(u32 tree)
 	return tree_free(tree) == LLFREE_TREE_FRAMES;
 }
 
+/*
+ * Whether an area seems to be free in part; not so if such areas together have
+ * as many free frames as whole ones.
+ */
+static inline bool tree_has_part(u32 tree)
+{
+	return tree_free(tree) % LLFREE_AREA_FRAMES;
+}
+
 static inline bool tree_is_reserved(u32 tree)
 {
 	return tree & LLFREE_TREE_RESERVED;

@@ -11,6 +11,10 @@ struct want {
 	u32 kind;
 	/* Whose share of the zone to look in first; less than the zone has. */
 	u32 core;
+	/* The slot's tree, or where the share begins. */
+	u32 tree;
+	/* Below order 9, areas that are free as a whole will do. */
+	bool whole;
 	/* Areas without memory will do. */
 	bool evicted;
 };
@@ -79,6 +83,21 @@ static __always_inline bool zone_replace(struct llfree *zone, u32 index, u16 *se
 	return true;
 }
 
+/* Whose slots a core uses: its own, or those of core 0 where all share them. */
+static __always_inline u32 zone_core(const struct llfree *zone, u32 core)
+{
+	/* Without a division where all share them. */
+	if (likely(zone->cores == 1))
+		return 0;
+	return likely(core < zone->cores) ? core : core % zone->cores;
+}
+
+/* @core is one that zone_core() returned. */
+static __always_inline llf_u64 *zone_slot(const struct llfree *zone, u32 core, u32 kind)
+{
+	return &zone->slots[(core * LLFREE_SLOT_KINDS + kind) * LLFREE_SLOT_WORDS];
+}
+
 /* Where a core begins to look, and its share of the trees begins. */
 static inline u32 zone_home(const struct llfree *zone, u32 core)
 {
@@ -88,15 +107,17 @@ static inline u32 zone_home(const struct llfree *zone, u32 core)
 /* Gives up claims on frames of an area. */
 void llf_give_back(struct llfree *zone, u32 index, u16 claims);
 
-/* A block from tree @index, first where @row is. */
-bool llf_grab_in_tree(struct llfree *zone, u32 index, u64 row, struct want want,
-		      struct grab *grab);
+/* A block from tree @index. */
+bool llf_grab_in_tree(struct llfree *zone, u32 index, struct want want, struct grab *grab);
 
-/* A block from the best tree after @from. */
-bool llf_search(struct llfree *zone, u32 from, struct want want, struct grab *grab);
+/* A block from the best tree. */
+bool llf_search(struct llfree *zone, struct want want, struct grab *grab);
 
 /* The slot goes on at @next, unless somebody else has moved it. */
 void llf_place(struct llfree *zone, llf_u64 *slot, u64 seen, u64 next);
+
+/* Gives up a reservation that a slot does not have, or no longer: it has @kept. */
+void llf_leave(struct llfree *zone, u64 gone, u64 kept);
 
 /* Takes back slots' claims on areas from @first to @last. */
 void llf_end_claims(struct llfree *zone, u32 first, u32 last);

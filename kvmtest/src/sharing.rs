@@ -19,9 +19,9 @@ const RAM_BYTES: u64 = 64 << 20;
 /// Bytes for each zone's state, behind what the machine itself needs.
 const STATE_BYTES: u64 = 64 << 10;
 const STATES: Gpa = Gpa(2 << 20);
-/// First frame and number of frames of each zone. Neither zone ends with a whole huge frame.
-const ZONES: [(u64, u64); 2] = [(1024, 7 * 1024), (8192, 15 * 512 + 100)];
-const CORES: u32 = 4;
+/// First frame and number of frames of each zone, and number of cores that have slots. In the first
+/// zone, all threads share the slots. Neither zone ends with a whole huge frame.
+const ZONES: [(u64, u64, u32); 2] = [(1024, 7 * 1024, 1), (8192, 15 * 512 + 100, 4)];
 const FRAME_WORDS: usize = (FRAME_BYTES / 8) as usize;
 /// Most blocks that a thread has at a time.
 const BLOCKS_MAX: usize = 24;
@@ -59,9 +59,9 @@ impl Sharing {
     pub fn new() -> Sharing {
         let machine = Machine::new(RAM_BYTES);
         let file = &machine.ram().files()[0].file;
-        let region = |(index, &(base, frames)): (usize, &(u64, u64))| {
+        let region = |(index, &(base, frames, cores)): (usize, &(u64, u64, u32))| {
             let at = STATES.0 + index as u64 * STATE_BYTES;
-            let region = Region::within(file, at, base, frames, CORES).expect("a zone");
+            let region = Region::within(file, at, base, frames, cores).expect("a zone");
             assert!(region.layout().total_bytes <= STATE_BYTES);
             (base, region)
         };
@@ -82,7 +82,7 @@ impl Sharing {
 
     /// Returns how many whole huge frames the zones have.
     pub fn huge_frames(&self) -> u64 {
-        ZONES.iter().map(|(_, frames)| frames / 512).sum()
+        ZONES.iter().map(|(_, frames, _)| frames / 512).sum()
     }
 
     /// Starts a thread of the guest. With `iommu`, a device uses each frame that it gets.

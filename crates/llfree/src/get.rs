@@ -3,6 +3,7 @@
 use crate::area::Area;
 use crate::atomic::{Atom, AtomicU64};
 use crate::error::Error;
+use crate::fullest::fullest_first;
 use crate::layout::{
     AREA_FRAMES, AREA_ROWS, CLAIM_FRAMES, HUGE_ORDER, KIND_HUGE, MAX_ORDER, TREE_AREAS,
 };
@@ -17,8 +18,21 @@ pub(crate) struct Want {
     pub kind: u32,
     /// The core whose share of the zone to search first, less than the zone's number of cores.
     pub core: u32,
+    /// The slot's tree, where the search begins. Without a reservation, it is the first of the
+    /// core's share.
+    pub tree: usize,
+    /// Whether areas that are free as a whole may be broken up, for orders below 9.
+    pub whole: bool,
     /// Whether areas without memory may serve.
     pub evicted: bool,
+}
+
+impl Want {
+    /// Whether a part of an area may serve.
+    #[inline(always)]
+    fn may_take(self, area: Area) -> bool {
+        (self.whole || !area.is_free()) && (self.evicted || !area.is_evicted())
+    }
 }
 
 /// A block that was allocated.
@@ -34,21 +48,19 @@ impl Grab {
     fn row(&self) -> usize {
         (self.frame / 64) as usize
     }
-
-    fn tree(&self) -> usize {
-        self.row() / (AREA_ROWS * TREE_AREAS)
-    }
 }
 
 impl<T: Touch> Zone<'_, T> {
     /// Allocates a free block of `2^order` frames, and returns its first frame. The block has
-    /// memory. `core` selects the slots to use; any number is valid.
+    /// memory. `core` selects the slots to use; any number is valid. Several threads may use the
+    /// same slots at once.
     ///
     /// # Errors
     /// [`Error::Order`], or [`Error::Memory`] if no such block is free.
     #[inline]
     pub fn get(&self, order: u8, kind: Kind, core: u32) -> Result<u64, Error> {
         let kind = if order < HUGE_ORDER { kind as u32 } else { KIND_HUGE };
+        let core = self.slots_of(core);
         let slot = self.slot(core, kind);
         if order == 0
             && let Some(frame) = self.get_claimed(slot)
@@ -58,8 +70,7 @@ impl<T: Touch> Zone<'_, T> {
         if order > MAX_ORDER {
             return Err(Error::Order);
         }
-        let core = core % self.cores;
-        self.get_block(slot, Want { order, kind, core, evicted: false })
+        self.get_block(slot, order, kind, core)
     }
 
     /// Allocates the block that begins at `frame`, if it is free.
@@ -102,19 +113,23 @@ impl<T: Touch> Zone<'_, T> {
         None
     }
 
-    fn get_block(&self, slot: &AtomicU64, want: Want) -> Result<u64, Error> {
+    fn get_block(&self, slot: &AtomicU64, order: u8, kind: u32, core: u32) -> Result<u64, Error> {
         let seen = Slot(slot.get());
-        let grab = seen.tree().and_then(|tree| self.grab_in_tree(tree, seen.row(), want));
-        let grab = match grab {
-            Some(grab) => grab,
-            None => self
-                .search(seen.tree().unwrap_or(self.home(want.core)), want)
-                .ok_or(Error::Memory)?,
-        };
+        let tree = seen.tree().unwrap_or_else(|| self.home(core));
+        let want = Want { order, kind, core, tree, whole: false, evicted: false };
+        let near = seen.tree().and_then(|tree| self.grab_at(tree, seen, want));
+        let grab = near.or_else(|| self.search(want)).ok_or(Error::Memory)?;
         // Install before others may use the claims, because they do not touch.
-        self.install(grab.frame, want.order, grab.area);
-        if want.order == 0 || seen.tree() != Some(grab.tree()) {
-            self.place(slot, seen, Slot::new(grab.row(), grab.claims, grab.area));
+        self.install(grab.frame, order, grab.area);
+        let next = Slot::new(grab.row(), grab.claims, grab.area);
+        if order == 0 {
+            self.place(slot, seen, next);
+        } else if seen.tree() != next.tree() {
+            // The claims of a slot outlast a greater block that has no room beside them.
+            match seen.claims() {
+                0 => self.place(slot, seen, next),
+                _ => self.leave(next, Slot(slot.get())),
+            }
         }
         Ok(grab.frame)
     }
@@ -135,23 +150,34 @@ impl<T: Touch> Zone<'_, T> {
         }
     }
 
-    /// Allocates a block from a tree, first from the area of `row`.
-    pub(crate) fn grab_in_tree(&self, tree: usize, row: usize, want: Want) -> Option<Grab> {
+    /// Allocates a block where a slot is: from its area, even if that is free as a whole by now, or
+    /// else from its tree.
+    #[inline]
+    fn grab_at(&self, tree: usize, slot: Slot, want: Want) -> Option<Grab> {
+        let any = Want { whole: true, ..want };
+        let own = match want.order {
+            0..HUGE_ORDER => self.grab_part(slot.area(), slot.row() % AREA_ROWS, any),
+            _ => None,
+        };
+        own.or_else(|| self.grab_in_tree(tree, want))
+    }
+
+    /// Allocates a block from a tree. Below order 9, the fullest areas come first, so that the
+    /// others may become free as a whole.
+    pub(crate) fn grab_in_tree(&self, tree: usize, want: Want) -> Option<Grab> {
         let first = tree * TREE_AREAS;
-        let areas = first..(first + TREE_AREAS).min(self.bits.len());
+        let mut areas = first..(first + TREE_AREAS).min(self.bits.len());
         match want.order {
-            HUGE_ORDER => areas.into_iter().find_map(|index| self.grab_area(index, want)),
+            HUGE_ORDER => areas.find_map(|index| self.grab_area(index, want)),
             MAX_ORDER.. => areas.step_by(2).find_map(|index| self.grab_pair(index, want)),
             _ => {
-                let index = row / AREA_ROWS;
-                let own = self.grab_part(index, row % AREA_ROWS, want);
-                // Areas in use come next, so that the others stay whole.
-                let partial =
-                    |&index: &usize| self.counters.area(index).is_some_and(|a| !a.is_free());
-                own.or_else(|| {
-                    areas.clone().filter(partial).find_map(|index| self.grab_part(index, 0, want))
-                })
-                .or_else(|| areas.clone().find_map(|index| self.grab_part(index, 0, want)))
+                let candidate = |index: usize| {
+                    let area = self.counters.area(index)?;
+                    let fits = area.has(1 << want.order) && want.may_take(area);
+                    fits.then(|| (u32::from(area.free()), index))
+                };
+                fullest_first(areas.filter_map(candidate))
+                    .find_map(|index| self.grab_part(index, 0, want))
             }
         }
     }
@@ -161,7 +187,7 @@ impl<T: Touch> Zone<'_, T> {
         let frames = 1 << want.order;
         let mut claims = 0;
         let area = self.counters.update(index, |area| {
-            let fits = area.has(frames) && (want.evicted || !area.is_evicted());
+            let fits = area.has(frames) && want.may_take(area);
             claims = if want.order == 0 { area.free().min(CLAIM_FRAMES) } else { frames };
             fits.then(|| area.minus(claims))
         })?;
@@ -198,7 +224,7 @@ impl<T: Touch> Zone<'_, T> {
 
     /// Allocates a given block if it is free. Returns its area's word from before.
     fn take_at(&self, index: usize, frame: u64, order: u8) -> Option<Area> {
-        let want = Want { order, kind: KIND_HUGE, core: 0, evicted: true };
+        let want = Want { order, kind: KIND_HUGE, core: 0, tree: 0, whole: true, evicted: true };
         if order >= HUGE_ORDER {
             let grab = match order {
                 HUGE_ORDER => self.grab_area(index, want),

@@ -15,7 +15,7 @@ pub struct Header {
     pub base_frame: u64,
     /// Frames that the zone spans.
     pub frames: u64,
-    /// Cores that have reservation slots.
+    /// Cores that have reservation slots of their own; 1 if all cores share the slots.
     pub cores: u32,
     /// Address of the bit field, bytes.
     pub bits: u64,

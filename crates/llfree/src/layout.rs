@@ -28,7 +28,8 @@ pub const TREE_FRAMES: u64 = 4096;
 pub const ZONE_ALIGN_FRAMES: u64 = 1024;
 /// Most frames in a zone: a row's number fits in 32 bits.
 pub const MAX_FRAMES: u64 = 1 << 38;
-/// Most cores in a zone: each has one reservation slot of each kind.
+/// Most cores in a zone: each has one reservation slot of each kind. A zone of one core has slots
+/// that all cores share.
 pub const MAX_CORES: u32 = 4096;
 
 /// Area: number of frames that are free and not claimed, 0..=512.
@@ -164,7 +165,7 @@ const LINE_BYTES: u64 = 64;
 pub struct Layout {
     /// Frames that the zone spans.
     pub frames: u64,
-    /// Cores that have reservation slots.
+    /// Cores that have reservation slots of their own; 1 if all cores share the slots.
     pub cores: u32,
     /// Offset of the bit field, bytes. The header is at 0.
     pub bits_bytes: u64,

@@ -14,6 +14,7 @@ mod area;
 mod atomic;
 mod counters;
 mod error;
+mod fullest;
 mod get;
 mod header;
 mod host;

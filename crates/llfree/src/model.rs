@@ -2,9 +2,12 @@
 //! none is got twice, and the host reclaims nothing that is in use.
 //!
 //! The zone has one tree of two areas. The first area is in parts: some frames are allocated, and a
-//! slot has claimed some. The second is whole: free, allocated, or without memory.
+//! slot has claimed some. The second is whole: free, allocated, or without memory. All threads
+//! share the slots.
 
+mod leaving;
 mod shared;
+mod words;
 
 use std::vec::Vec;
 
@@ -127,6 +130,14 @@ fn with_claims_on_an_area() {
         SoftReclaim,
     ];
     each_pair(Start::Claimed, &steps);
+}
+
+/// Two gets of order 0 fill the slot at the same time.
+#[test]
+fn with_a_slot_without_claims() {
+    use Step::{Drain, Get, GetAt, Put, SoftReclaim};
+    let steps = [Get(0), Get(3), Get(8), Get(9), GetAt(7, 0), Put(0, 0), Drain, SoftReclaim];
+    each_pair(Start::Spent, &steps);
 }
 
 /// Two puts of overlapping blocks of several rows break the rules. One of them gets an error, and

@@ -1,10 +1,9 @@
 //! Searching for a tree, and the reservations of slots.
 
-use core::ops::Range;
-
 use crate::atomic::{Atom, AtomicU64};
+use crate::fullest::fullest_first;
 use crate::get::{Grab, Want};
-use crate::layout::{AREA_ROWS, HUGE_ORDER, TREE_AREAS, TREE_FRAMES};
+use crate::layout::{AREA_FRAMES, CLAIM_FRAMES, HUGE_ORDER};
 use crate::slot::Slot;
 use crate::tree::Tree;
 use crate::zone::{Touch, Zone};
@@ -13,123 +12,133 @@ use crate::zone::{Touch, Zone};
 struct Pass {
     /// Trees to look at.
     reach: Reach,
-    /// Least and most free frames of the tree.
-    free: (u32, u32),
     /// Kinds of trees to accept.
     kinds: Kinds,
+    /// Whether only areas that are free in part are accepted. The fullest trees come first then.
+    parts: bool,
     /// Whether trees that another slot has reserved are accepted.
     reserved: bool,
-    /// Whether areas without memory are accepted.
-    evicted: bool,
 }
 
 #[derive(Clone, Copy)]
 enum Reach {
-    /// The core's share of the zone, where no other core's cache lines are.
+    /// The aligned group of [`NEAR_TREES`] around the slot's tree, within the share.
+    Near,
+    /// The core's share of the zone, where no other core's cache lines are. It is the whole zone if
+    /// all cores share the slots.
     Share,
-    /// The aligned group of this many trees (a power of two) around the last one, within the share.
-    Group(usize),
     All,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
 enum Kinds {
+    /// Trees of the own kind in which enough is free for the slot to move there.
     Own,
     OwnOrFree,
     Any,
 }
 
-/// The trees in one cache line of the array.
-const NEAR: Reach = Reach::Group(16);
-/// The trees to look at before the search breaks into a free one.
-const FAR: Reach = Reach::Group(256);
-const FULL: u32 = TREE_FRAMES as u32;
+/// Trees to look at before an area is broken into that is free as a whole: 16 cache lines.
+const NEAR_TREES: usize = 256;
+/// Free blocks that are enough for the slot to move to a tree. So are the frames of one area.
+const ENOUGH_BLOCKS: u32 = CLAIM_FRAMES as u32;
 
-const fn pass(reach: Reach, free: (u32, u32), kinds: Kinds) -> Pass {
-    Pass { reach, free, kinds, reserved: false, evicted: false }
+const fn pass(reach: Reach, kinds: Kinds) -> Pass {
+    Pass { reach, kinds, parts: false, reserved: false }
 }
 
-/// Passes for orders below 9. Half-empty trees of the own kind come first: full trees are nearly
-/// used up, and empty trees may become free as a whole.
-const SMALL: [Pass; 5] = [
-    pass(NEAR, (FULL / 16, FULL / 2), Kinds::Own),
-    pass(NEAR, (FULL / 64, FULL / 16 * 15), Kinds::Own),
-    pass(FAR, (1, FULL - 1), Kinds::Own),
-    pass(Reach::Share, (1, FULL), Kinds::OwnOrFree),
-    pass(Reach::All, (1, FULL), Kinds::OwnOrFree),
+/// First passes: what is partly used comes before what is free as a whole, areas as well as trees.
+static OWN: [Pass; 4] = [
+    Pass { parts: true, ..pass(Reach::Near, Kinds::Own) },
+    pass(Reach::Share, Kinds::Own),
+    pass(Reach::Share, Kinds::OwnOrFree),
+    pass(Reach::All, Kinds::OwnOrFree),
 ];
-const HUGE: [Pass; 3] = [
-    pass(NEAR, (1, FULL), Kinds::Own),
-    pass(Reach::Share, (1, FULL), Kinds::OwnOrFree),
-    pass(Reach::All, (1, FULL), Kinds::OwnOrFree),
-];
-/// Last passes: trees of another kind, then those of another slot, then those without memory.
-const STEAL: [Pass; 3] = [
-    pass(Reach::All, (1, FULL), Kinds::Any),
-    Pass { reserved: true, ..pass(Reach::All, (1, FULL), Kinds::Any) },
-    Pass { reserved: true, evicted: true, ..pass(Reach::All, (1, FULL), Kinds::Any) },
-];
+/// Last passes: trees of another kind, then those of another slot.
+static STEAL: [Pass; 2] =
+    [pass(Reach::All, Kinds::Any), Pass { reserved: true, ..pass(Reach::All, Kinds::Any) }];
 
 impl Pass {
-    fn fits(&self, tree: Tree, want: Want) -> bool {
-        let (least, most) = self.free;
-        let least = least.max(1 << want.order);
-        (least..=most).contains(&tree.free())
-            && (self.reserved || !tree.is_reserved())
-            && (self.evicted || tree.has_memory())
-            && match self.kinds {
-                Kinds::Own => tree.kind() == want.kind && !tree.is_free(),
-                Kinds::OwnOrFree => tree.kind() == want.kind || tree.is_free(),
-                Kinds::Any => true,
-            }
-    }
-
-    /// Returns the trees to look at: those after `from` first, then around.
-    fn trees(&self, from: usize, share: Range<usize>, count: usize) -> impl Iterator<Item = usize> {
-        let (start, end) = match self.reach {
-            Reach::Group(size) => {
-                let group = from & !(size - 1);
-                (group.max(share.start), share.end.min(group + size))
-            }
-            Reach::Share => (share.start, share.end),
-            Reach::All => (0, count),
+    /// Returns the least number of free frames that a tree must have.
+    fn least(&self, order: u8) -> u32 {
+        let enough = match self.kinds {
+            Kinds::Own => (ENOUGH_BLOCKS << order).min(AREA_FRAMES as u32),
+            _ => 1,
         };
-        let end = end.min(count);
-        let next = if (start..end).contains(&from) { from + 1 } else { start };
-        (next..end).chain(start..next)
+        enough.max(1 << order)
     }
 }
 
 impl<T: Touch> Zone<'_, T> {
-    /// Allocates a block from the best tree after `from`.
+    /// Allocates a block from the best tree.
     #[cold]
-    pub(crate) fn search(&self, from: usize, want: Want) -> Option<Grab> {
-        let first: &[Pass] = if want.order < HUGE_ORDER { &SMALL } else { &HUGE };
-        let from = from.min(self.counters.trees.len() - 1);
-        first.iter().chain(&STEAL).find_map(|pass| self.search_with(pass, from, want)).or_else(
-            || {
-                // Claims hide frames, and a tree's count may lag behind.
-                self.end_claims(|_| true);
-                let want = Want { evicted: true, ..want };
-                let each = |tree| self.grab_in_tree(tree, tree * TREE_AREAS * AREA_ROWS, want);
-                (0..self.counters.trees.len()).find_map(each)
-            },
-        )
+    pub(crate) fn search(&self, want: Want) -> Option<Grab> {
+        let want = Want { tree: want.tree.min(self.counters.trees.len() - 1), ..want };
+        // A huge frame has no use for an area that is free in part.
+        let own = if want.order < HUGE_ORDER { &OWN[..] } else { &OWN[1..] };
+        // Areas without memory come before trees of another kind: mixed trees rarely become free.
+        let turns = [(own, false), (own, true), (&STEAL[..], false), (&STEAL[1..], true)];
+        let each = |(passes, evicted): (&[Pass], bool)| {
+            passes.iter().find_map(|pass| self.search_with(pass, Want { evicted, ..want }))
+        };
+        turns.into_iter().find_map(each).or_else(|| {
+            // Claims hide frames, and a tree's count may lag behind.
+            self.end_claims(|_| true);
+            let want = Want { whole: true, evicted: true, ..want };
+            (0..self.counters.trees.len()).find_map(|tree| self.grab_in_tree(tree, want))
+        })
     }
 
-    fn search_with(&self, pass: &Pass, from: usize, want: Want) -> Option<Grab> {
-        let want = Want { evicted: pass.evicted, ..want };
+    fn search_with(&self, pass: &Pass, want: Want) -> Option<Grab> {
+        let want = Want { whole: !pass.parts, ..want };
+        let candidate = |index: usize| Some((self.fits(pass, index, want)?, index));
+        let mut trees = self.trees(pass.reach, want).filter_map(candidate);
+        match pass.parts {
+            true => fullest_first(trees).find_map(|index| self.grab_reserved(index, want)),
+            false => trees.find_map(|(_, index)| self.grab_reserved(index, want)),
+        }
+    }
+
+    /// Returns the trees to look at: the slot's first, then those after it, and around.
+    fn trees(&self, reach: Reach, want: Want) -> impl Iterator<Item = usize> {
         let share = self.home(want.core)..self.home(want.core + 1);
-        pass.trees(from, share, self.counters.trees.len())
-            .filter(|&index| pass.fits(self.counters.tree(index), want))
-            .find_map(|index| self.grab_reserved(index, want))
+        let (start, end) = match reach {
+            Reach::Near => {
+                let group = want.tree & !(NEAR_TREES - 1);
+                (group.max(share.start), share.end.min(group + NEAR_TREES))
+            }
+            Reach::Share => (share.start, share.end),
+            Reach::All => (0, self.counters.trees.len()),
+        };
+        let first = if (start..end).contains(&want.tree) { want.tree } else { start };
+        (first..end).chain(start..first)
+    }
+
+    /// Returns how many frames of a tree are free, if a pass accepts the tree.
+    fn fits(&self, pass: &Pass, index: usize, want: Want) -> Option<u32> {
+        let tree = self.counters.tree(index);
+        if tree.free() < pass.least(want.order) {
+            return None;
+        }
+        let is_own = tree.kind() == want.kind;
+        let is_kind = match pass.kinds {
+            Kinds::Own => is_own && !tree.is_free(),
+            Kinds::OwnOrFree => is_own || tree.is_free(),
+            Kinds::Any => true,
+        };
+        // The parts of the slot's own tree were tried before.
+        let has_area = !pass.parts || index != want.tree && tree.has_part();
+        // If all cores share the slots, there is one for each kind.
+        let is_ours = is_own && (self.cores == 1 || index == want.tree);
+        let is_there = pass.reserved || is_ours || !tree.is_reserved();
+        let has_memory = want.evicted || tree.has_memory();
+        (is_kind && has_area && is_there && has_memory).then_some(tree.free())
     }
 
     /// Reserves a tree and allocates a block from it. If that fails, the tree is released again.
     fn grab_reserved(&self, index: usize, want: Want) -> Option<Grab> {
         let tree = &self.counters.trees[index];
         let before = Tree(tree.change(|tree| Some(Tree(tree).reserve(want.kind).0))?);
-        let grab = self.grab_in_tree(index, index * TREE_AREAS * AREA_ROWS, want);
+        let grab = self.grab_in_tree(index, want);
         if grab.is_none() && !before.is_reserved() {
             self.release(index);
         }
@@ -144,8 +153,14 @@ impl<T: Touch> Zone<'_, T> {
 
     /// Moves the slot to `next`, unless somebody else has moved it.
     pub(crate) fn place(&self, slot: &AtomicU64, seen: Slot, next: Slot) {
-        let left = if slot.replace(seen.0, next.0).is_ok() { (seen, next) } else { (next, seen) };
-        let (gone, kept) = left;
+        match slot.replace(seen.0, next.0) {
+            Ok(()) => self.leave(seen, next),
+            Err(now) => self.leave(next, Slot(now)),
+        }
+    }
+
+    /// Gives up a reservation that a slot does not have, or has no longer, because it has `kept`.
+    pub(crate) fn leave(&self, gone: Slot, kept: Slot) {
         self.give_back(gone.area(), gone.claims());
         if let Some(tree) = gone.tree()
             && kept.tree() != Some(tree)
@@ -172,10 +187,8 @@ impl<T: Touch> Zone<'_, T> {
     pub fn drain(&self) {
         for slot in self.slots {
             let before = slot[0].change(|seen| (seen != Slot::NONE.0).then_some(Slot::NONE.0));
-            let Some(before) = before.map(Slot) else { continue };
-            self.give_back(before.area(), before.claims());
-            if let Some(tree) = before.tree() {
-                self.release(tree);
+            if let Some(before) = before {
+                self.leave(Slot(before), Slot::NONE);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The word of a reservation slot: where a core takes frames of one kind.
+//! The word of a reservation slot: where one core, or all of them, takes frames of one kind.
 
 use crate::area::Area;
 use crate::layout::{

@@ -1,8 +1,8 @@
 //! The word of one tree: 8 areas, 16 MiB. All of it is a hint for the search.
 
 use crate::layout::{
-    TREE_AREAS, TREE_EVICTED_MASK, TREE_EVICTED_SHIFT, TREE_FRAMES, TREE_FREE_MASK, TREE_KIND_MASK,
-    TREE_KIND_SHIFT, TREE_RESERVED,
+    AREA_FRAMES, TREE_AREAS, TREE_EVICTED_MASK, TREE_EVICTED_SHIFT, TREE_FRAMES, TREE_FREE_MASK,
+    TREE_KIND_MASK, TREE_KIND_SHIFT, TREE_RESERVED,
 };
 
 /// A copy of a tree's word.
@@ -19,6 +19,12 @@ impl Tree {
 
     pub fn is_free(self) -> bool {
         self.free() == TREE_FRAMES as u32
+    }
+
+    /// Whether an area seems to be free in part. It is wrong if all such areas together count for as
+    /// many frames as whole ones.
+    pub fn has_part(self) -> bool {
+        !self.free().is_multiple_of(AREA_FRAMES as u32)
     }
 
     pub fn is_reserved(self) -> bool {
@@ -71,5 +77,11 @@ mod tests {
         assert!(tree.shift(-16, 0).is_reserved());
         assert_eq!(tree.shift(4096, 8).release().reserve(1).kind(), 1);
         assert!(!tree.shift(0, 8).has_memory());
+    }
+
+    #[test]
+    fn whole_areas_are_no_part() {
+        assert!(!Tree(0).has_part() && !Tree(3 * 512).has_part() && !Tree(4096).has_part());
+        assert!(Tree(16).has_part() && Tree(3 * 512 + 496).has_part());
     }
 }

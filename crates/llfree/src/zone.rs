@@ -169,10 +169,21 @@ impl<'a, T: Touch> Zone<'a, T> {
         if fits { Ok(()) } else { Err(Error::Frame) }
     }
 
-    /// Returns a core's slot for a kind. A core number past the last one wraps around.
+    /// Returns whose slots a core uses: its own, or those of core 0 if all cores share them. A
+    /// number past the last core wraps around.
+    #[inline(always)]
+    pub(crate) fn slots_of(&self, core: u32) -> u32 {
+        match self.cores {
+            // No division where all cores share the slots, as in most zones.
+            1 => 0,
+            cores if core < cores => core,
+            cores => core % cores,
+        }
+    }
+
+    /// Returns a core's slot for a kind. `core` is of [`Zone::slots_of`].
     #[inline(always)]
     pub(crate) fn slot(&self, core: u32, kind: u32) -> &AtomicU64 {
-        let core = if core < self.cores { core } else { core % self.cores };
         &self.slots[core as usize * SLOT_KINDS + kind as usize][0]
     }
 }

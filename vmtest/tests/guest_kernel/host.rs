@@ -12,6 +12,7 @@ const AREA_FRAMES: u64 = 512;
 const HUGE_KIB: u64 = 2048;
 
 /// Offsets in the header, and flags of areas and trees, as in `docs/llfree.md`.
+const VERSION_CORES: u64 = 8;
 const HARD: u64 = 64;
 const PURGE_ASKED: u64 = 72;
 const PURGE_DONE: u64 = 80;
@@ -152,6 +153,19 @@ fn page_cache_is_purged_when_the_host_asks() {
     assert_eq!(vm.guest("checkfiles f"), "0");
     assert_eq!(vm.guest("check a"), "0");
     zones(&vm);
+}
+
+/// All processors share the slots, unless the command line asks for slots of their own.
+#[test]
+fn the_command_line_says_who_has_slots() {
+    require!(assets::kernel("llfree"));
+    let refusal = "llfree.reserve is \"type\" or \"core\"";
+    let cases = [("", 1), ("llfree.reserve=core", 2), ("llfree.reserve=cores", 1)];
+    for (words, cores) in cases {
+        let vm = start(guest().cpus(2).append(words).memory("256M"));
+        assert_eq!(Words::of(&vm).header(VERSION_CORES) >> 32, cores, "{words}");
+        assert_eq!(vm.console_text().contains(refusal), words.ends_with("cores"), "{words}");
+    }
 }
 
 /// VMCOREINFO lies in a frame of the guest: its lines say where each header is.

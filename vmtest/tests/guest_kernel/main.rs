@@ -66,9 +66,9 @@ fn unaccounted_kib(vm: &Vm) -> u64 {
     total - known.map(|name| number(&text, name)).iter().sum::<u64>()
 }
 
-fn works_with(cpus: u32) {
+fn works_with(cpus: u32, words: &str) {
     require!(assets::kernel("llfree"));
-    let vm = start(guest().cpus(cpus).memory("512M"));
+    let vm = start(guest().cpus(cpus).append(words).memory("512M"));
     let before = unaccounted_kib(&vm);
     work(&vm, 400);
     let after = unaccounted_kib(&vm);
@@ -78,17 +78,22 @@ fn works_with(cpus: u32) {
 
 #[test]
 fn one_processor() {
-    works_with(1);
+    works_with(1, "");
 }
 
 #[test]
 fn two_processors() {
-    works_with(2);
+    works_with(2, "");
 }
 
 #[test]
 fn four_processors() {
-    works_with(4);
+    works_with(4, "");
+}
+
+#[test]
+fn two_processors_with_slots_of_their_own() {
+    works_with(2, "llfree.reserve=core");
 }
 
 /// The machine has 2 GiB below the hole for devices, and the rest above 4 GiB.

@@ -30,7 +30,8 @@ const SAMPLE_CALLS: usize = 256;
 /// Factor above the median at which a sample does not count, because the processor was taken away.
 const TAKEN_AWAY: f64 = 4.0;
 
-/// Runs two languages, two numbers of threads, and three ways.
+/// Runs two languages and three ways, each with one thread, with two that have slots of their own,
+/// and with two that share the slots.
 ///
 /// # Errors
 /// Those of the region's memory, or an allocator fails.
@@ -41,9 +42,9 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     report.note(format!(
         "A zone of 4 GiB; bulk: {} MiB a thread, got and put in order; random: half of that \
          put in random order and got again; repeat: get and put of one block. Each thread has \
-         its processor and its slots. {rounds} rounds, all cases in turn; each {SAMPLE_CALLS} \
-         calls are timed, and do not count when they took over {TAKEN_AWAY} times the middle: \
-         there the processor was taken away.",
+         its processor, and its slots if they are not shared. {rounds} rounds, all cases in \
+         turn; each {SAMPLE_CALLS} calls are timed, and do not count when they took over \
+         {TAKEN_AWAY} times the middle: there the processor was taken away.",
         THREAD_FRAMES * 4 / 1024
     ));
     let cases: Vec<Case> = each_case().collect();
@@ -62,7 +63,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
         }
     }
     for (case, rounds) in cases.iter().zip(&found) {
-        let single = Case { threads: 1, ..*case };
+        let single = Case { threads: 1, slots: Slots::Own, ..*case };
         let alone = cases.iter().position(|other| *other == single).map(|index| &found[index]);
         case.rows(rounds, &cas, alone).into_iter().for_each(|row| report.row(row));
     }
@@ -82,20 +83,32 @@ enum Way {
     Repeat,
 }
 
+/// Who uses a reservation slot.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Slots {
+    /// One thread.
+    Own,
+    /// All threads, as in a guest by default.
+    Shared,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Case {
     language: Language,
     threads: usize,
+    slots: Slots,
     way: Way,
     order: u8,
 }
 
 fn each_case() -> impl Iterator<Item = Case> {
     let languages = [Language::Rust, Language::C];
-    languages.into_iter().flat_map(|language| {
+    let threads = [(1, Slots::Own), (THREADS, Slots::Own), (THREADS, Slots::Shared)];
+    languages.into_iter().flat_map(move |language| {
         [0, 9].into_iter().flat_map(move |order| {
             [Way::Bulk, Way::Random, Way::Repeat].into_iter().flat_map(move |way| {
-                (1..=THREADS).map(move |threads| Case { language, threads, way, order })
+                let case = move |(threads, slots)| Case { language, threads, slots, way, order };
+                threads.into_iter().map(case)
             })
         })
     })
@@ -112,12 +125,17 @@ impl Case {
         let way = format!("{:?}", self.way).to_lowercase();
         let row = |index: usize, call: &str| {
             let name = format!("{language}, order {}, {way}, {call}", self.order);
-            let what =
-                if self.threads == 1 { name } else { format!("{name}, {} threads", self.threads) };
+            let what = match (self.threads, self.slots) {
+                (1, _) => name,
+                (threads, Slots::Own) => format!("{name}, {threads} threads"),
+                (threads, Slots::Shared) => format!("{name}, {threads} threads, shared slots"),
+            };
             let row = Row::new(what, "ns", &rounds[index]);
             match alone {
                 Some(alone) if self.threads > 1 => {
-                    row.against("1 thread", &alone[index]).at_most(1.25)
+                    let row = row.against("1 thread", &alone[index]);
+                    // Whoever shares slots pays for the sharing.
+                    if self.slots == Slots::Own { row.at_most(1.25) } else { row }
                 }
                 _ if self.way == Way::Repeat => {
                     let goals = self.goals();
@@ -135,7 +153,11 @@ impl Case {
     /// Returns nanoseconds for a get and for a put, the mean of the threads. For [`Way::Repeat`],
     /// they are of both together.
     fn measure(&self) -> anyhow::Result<[f64; 2]> {
-        let region = Region::new(ZONE_FRAMES, THREADS as u32)?;
+        let cores = match self.slots {
+            Slots::Own => THREADS as u32,
+            Slots::Shared => 1,
+        };
+        let region = Region::new(ZONE_FRAMES, cores)?;
         match self.language {
             Language::Rust => self.measure_with(&region.zone(())),
             Language::C => self.measure_with(&region.c_zone(())),

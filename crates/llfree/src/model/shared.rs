@@ -5,9 +5,10 @@ use std::vec::Vec;
 use loom::sync::Mutex;
 use loom::sync::atomic::Ordering::{AcqRel, Acquire};
 
-use crate::atomic::{AtomicU16, AtomicU32, AtomicU64};
-use crate::layout::{AREA_FRAMES, Counts};
-use crate::{Error, Fill, Host, Kind, Parts, Touch, Zone};
+use super::words::Words;
+use crate::atomic::AtomicU64;
+use crate::layout::AREA_FRAMES;
+use crate::{Error, Fill, Host, Kind, Touch, Zone};
 
 const AREAS: usize = 2;
 const FRAMES: u64 = AREAS as u64 * AREA_FRAMES;
@@ -35,6 +36,8 @@ pub(super) enum Start {
     Hard,
     /// Free, and a slot has claims on its frames.
     Claimed,
+    /// Free, and the slot has used up its claims on the first area.
+    Spent,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,10 +65,7 @@ const PROTECTED: u64 = 1;
 const EMPTY: u64 = 2;
 
 pub(super) struct Shared {
-    bits: Vec<AtomicU64>,
-    areas: Vec<AtomicU16>,
-    trees: Vec<AtomicU32>,
-    slots: Vec<AtomicU64>,
+    words: Words,
     memory: AtomicU64,
     /// The host's record of the whole area, under its lock.
     reclaimed: Mutex<Reclaimed>,
@@ -73,24 +73,19 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new() -> Shared {
-        let counts = Counts::new(FRAMES, 1);
         Shared {
-            bits: (0..counts.rows).map(|_| AtomicU64::new(0)).collect(),
-            areas: (0..counts.areas).map(|_| AtomicU16::new(0)).collect(),
-            trees: (0..counts.trees).map(|_| AtomicU32::new(0)).collect(),
-            slots: (0..counts.slot_words).map(|_| AtomicU64::new(0)).collect(),
+            words: Words::new(FRAMES),
             memory: AtomicU64::new(MAPPED),
             reclaimed: Mutex::new(Reclaimed::Installed),
         }
     }
 
     pub(super) fn zone(&self) -> Zone<'_, &Shared> {
-        let Shared { bits, areas, trees, slots, .. } = self;
-        Zone::new(Parts { bits, areas, trees, slots }, FRAMES, 1, self).unwrap()
+        self.words.zone(self)
     }
 
     fn host(&self) -> Host<'_> {
-        Host::new(&self.areas, &self.trees, FRAMES).unwrap()
+        self.words.host()
     }
 
     pub(super) fn start(&self, start: Start) {
@@ -98,10 +93,13 @@ impl Shared {
         zone.format(Fill::Free);
         HELD.iter().for_each(|&(frame, order)| zone.get_at(frame, order).unwrap());
         match start {
-            Start::Free => {
+            Start::Free | Start::Spent => {
                 // The slot has claims in the first area.
                 let frame = zone.get(0, Kind::Movable, 0).unwrap();
                 zone.put(frame, 0).unwrap();
+                if start == Start::Spent {
+                    zone.get_at(0, 9).unwrap_err();
+                }
             }
             Start::Held => zone.get_at(WHOLE_FRAME, 9).unwrap(),
             Start::Soft => self.soft_reclaim(),
@@ -224,7 +222,9 @@ impl Shared {
         assert_eq!(reclaimed == Reclaimed::Installed, self.memory.load(Acquire) == MAPPED);
         let zone = self.zone();
         zone.verify().unwrap();
+        self.words.check_reserved();
         zone.drain();
+        self.words.check_reserved();
         let hosts = if reclaimed == Reclaimed::Hard { AREA_FRAMES } else { 0 };
         let held = owned.iter().filter(|&&owned| owned == 1).count() as u64;
         assert_eq!(zone.verify(), Ok(FRAMES - held - hosts));

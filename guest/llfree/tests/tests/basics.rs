@@ -3,23 +3,28 @@
 use ebb_llfree::{Error, Fill, Kind};
 use llfree_tests::{Allocator, Region};
 
-/// Each test is one function over an allocator; here it runs over both.
+/// Each test is one function over an allocator. Here it runs over both, with slots that all cores
+/// share and with slots of their own.
 macro_rules! for_both {
     ($($name:ident($frames:expr);)*) => {
         mod rust {
             use super::*;
             $(#[test]
             fn $name() {
-                let region = Region::new($frames, 2).unwrap();
-                super::$name(&region.zone(()));
+                for cores in [1, 2] {
+                    let region = Region::new($frames, cores).unwrap();
+                    super::$name(&region.zone(()));
+                }
             })*
         }
         mod c {
             use super::*;
             $(#[test]
             fn $name() {
-                let region = Region::new($frames, 2).unwrap();
-                super::$name(&region.c_zone(()));
+                for cores in [1, 2] {
+                    let region = Region::new($frames, cores).unwrap();
+                    super::$name(&region.c_zone(()));
+                }
             })*
         }
     };
@@ -33,6 +38,9 @@ for_both! {
     parts_are_freed_as_a_huge_frame(FRAMES);
     kinds_keep_to_trees_of_their_own(64 * 4096);
     small_blocks_leave_free_areas_whole(64 * 4096);
+    the_fullest_area_is_filled_first(64 * 4096);
+    a_free_area_is_left_whole_while_another_tree_has_room(64 * 4096);
+    greater_blocks_do_not_move_a_slot_with_claims(64 * 4096);
     claims_keep_no_frame_from_others(FRAMES);
 }
 
@@ -132,8 +140,44 @@ fn small_blocks_leave_free_areas_whole(zone: &impl Allocator) {
     let before = zone.free_areas();
     assert!(gone.iter().all(|_| zone.get(0, Kind::Movable, 0).is_ok()));
     zone.drain();
-    // One tree may have been broken into.
-    assert!(zone.free_areas() + 8 >= before, "{} of {before} areas are left", zone.free_areas());
+    assert_eq!(zone.free_areas(), before);
+}
+
+/// The area of each of the next frames.
+fn areas(zone: &impl Allocator, count: usize) -> Vec<u64> {
+    (0..count).map(|_| zone.get(0, Kind::Movable, 0).unwrap() / 512).collect()
+}
+
+fn the_fullest_area_is_filled_first(zone: &impl Allocator) {
+    assert!(areas(zone, 4096).iter().all(|&area| area < 8));
+    let put = |area: u64, count: u64| {
+        (area * 512..area * 512 + count).for_each(|frame| zone.put(frame, 0).unwrap());
+    };
+    [(2, 200), (3, 512), (5, 30), (6, 100)].into_iter().for_each(|(area, count)| put(area, count));
+    zone.drain();
+    for (area, count) in [(5, 30), (6, 100), (2, 200), (3, 512), (8, 1)] {
+        assert_eq!(areas(zone, count), vec![area; count]);
+    }
+}
+
+fn a_free_area_is_left_whole_while_another_tree_has_room(zone: &impl Allocator) {
+    areas(zone, 2 * 4096);
+    // The slot is in the second tree, in which an area becomes free as a whole.
+    zone.put(8 * 512, 9).unwrap();
+    (0..100).for_each(|frame| zone.put(frame, 0).unwrap());
+    assert_eq!(areas(zone, 100), [0; 100]);
+    assert_eq!(areas(zone, 512), [8; 512]);
+    // Nothing is free in these two trees.
+    assert_eq!(areas(zone, 1), [16]);
+}
+
+fn greater_blocks_do_not_move_a_slot_with_claims(zone: &impl Allocator) {
+    assert_eq!(areas(zone, 1), [0]);
+    (1..8).for_each(|area| zone.get_at(area * 512, 9).unwrap());
+    let greater = [(); 4].map(|()| zone.get(8, Kind::Movable, 0).unwrap() / 256);
+    // There is one in the slot's area. The others are together.
+    assert_eq!(greater, [1, 16, 17, 18]);
+    assert_eq!(areas(zone, 1), [0]);
 }
 
 fn claims_keep_no_frame_from_others(zone: &impl Allocator) {
@@ -151,6 +195,19 @@ fn claims_keep_no_frame_from_others(zone: &impl Allocator) {
     assert_eq!(rest as u64, FRAMES - 19 * 512);
     zone.drain();
     assert_eq!(zone.verify().unwrap(), 0);
+}
+
+/// With slots of their own, cores take frames of trees that lie apart.
+#[test]
+fn cores_share_an_area_or_nothing() {
+    for (cores, trees) in [(1, [0; 4]), (4, [0, 16, 32, 48])] {
+        let region = Region::new(64 * 4096, cores).unwrap();
+        for zone in [&region.zone(()) as &dyn Allocator, &region.c_zone(())] {
+            let got = [0, 1, 2, 3].map(|core| zone.get(0, Kind::Movable, core).unwrap());
+            assert_eq!(got.map(|frame| frame / 4096), trees);
+            assert_eq!(got.map(|frame| frame % 4096 / 512), [0; 4]);
+        }
+    }
 }
 
 /// As a kernel does it: all is allocated, and what exists is put.

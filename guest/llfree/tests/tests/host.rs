@@ -61,6 +61,24 @@ fn areas_without_memory_come_last() {
 }
 
 #[test]
+fn areas_without_memory_come_before_trees_of_another_kind() {
+    for is_c in [false, true] {
+        let region = Region::new(FRAMES, 1).unwrap();
+        let (rust, c, host) = (region.zone(()), region.c_zone(()), region.host());
+        let zone: &dyn Allocator = if is_c { &c } else { &rust };
+        let tree = |kind| zone.get(0, kind, 0).unwrap() / 4096;
+        let movable = tree(Kind::Movable);
+        assert_ne!(tree(Kind::Unmovable), movable);
+        zone.drain();
+        let soft = (0..AREAS).filter(|&area| host.soft_reclaim(area).is_ok()).count();
+        assert_eq!(soft, AREAS - 2);
+        // What is left of its own tree, and the free one.
+        assert!((1..2 * 4096).all(|_| tree(Kind::Unmovable) != movable));
+        assert_eq!(tree(Kind::Unmovable), movable);
+    }
+}
+
+#[test]
 fn a_frame_of_an_area_without_memory_is_touched_before_it_is_handed_out() {
     let region = Region::new(2 * 512, 1).unwrap();
     let touched = std::sync::Mutex::new(Vec::new());

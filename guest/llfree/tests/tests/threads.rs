@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 use std::thread;
 
+use ebb_llfree::layout::TREE_RESERVED;
 use ebb_llfree::{Error, Host, Kind};
 use llfree_tests::{Allocator, Region};
 
@@ -211,9 +212,9 @@ fn put_one(
     1 << order
 }
 
-/// Guests of these languages, with a host beside them or without.
-fn run(rust: u32, c: u32, with_host: bool) {
-    let region = Region::new(FRAMES, rust + c).unwrap();
+/// Guests of these languages, with a host beside them or without. One core: they share the slots.
+fn run(rust: u32, c: u32, cores: u32, with_host: bool) {
+    let region = Region::new(FRAMES, cores).unwrap();
     let other = region.again().unwrap();
     let (memory, host, done) = (Memory::new(), other.host(), AtomicBool::new(false));
     let touch = |frame| memory.touch(&host, frame);
@@ -238,6 +239,8 @@ fn run(rust: u32, c: u32, with_host: bool) {
     });
     memory.restore(&host);
     in_rust.drain();
+    let is_reserved = |tree: &AtomicU32| tree.load(Acquire) & TREE_RESERVED != 0;
+    assert!(!region.parts().trees.iter().any(is_reserved), "a tree of no slot is reserved");
     assert_eq!(in_rust.verify(), Ok(FRAMES));
     assert_eq!(in_c.verify(), Ok(FRAMES));
     assert_eq!(memory.installs.load(Relaxed) > 0, with_host);
@@ -245,27 +248,37 @@ fn run(rust: u32, c: u32, with_host: bool) {
 
 #[test]
 fn guests_in_rust() {
-    run(3, 0, false);
+    run(3, 0, 3, false);
 }
 
 #[test]
 fn guests_in_c() {
-    run(0, 3, false);
+    run(0, 3, 3, false);
 }
 
 #[test]
 fn guests_in_both() {
-    run(2, 2, false);
+    run(2, 2, 4, false);
 }
 
 #[test]
 fn a_guest_in_c_and_a_host_in_rust() {
-    run(0, 2, true);
+    run(0, 2, 2, true);
 }
 
 #[test]
 fn guests_in_both_and_a_host() {
-    run(1, 1, true);
+    run(1, 1, 2, true);
+}
+
+#[test]
+fn guests_share_their_slots() {
+    run(2, 2, 1, false);
+}
+
+#[test]
+fn guests_share_their_slots_and_a_host_is_there() {
+    run(1, 2, 1, true);
 }
 
 /// Of two who put the same block at once, exactly one is told that it is not
