@@ -5,6 +5,11 @@
 
 /* Trees looked at before an area is broken into that is free: 16 cache lines. */
 #define NEAR_TREES 256
+/*
+ * Trees looked at before a huge frame takes from a tree that is free as a
+ * whole: 2 cache lines. A tree has huge frames for no more than eight gets.
+ */
+#define NEAR_TREES_HUGE 32
 /* So many free blocks are enough to move to a tree, and so are an area's frames. */
 #define ENOUGH_BLOCKS LLFREE_CLAIM_FRAMES
 
@@ -31,6 +36,13 @@ struct pass {
 static const struct pass own[] = {
 	{ .reach = NEAR, .kinds = OWN, .parts = true },
 	{ .reach = SHARE, .kinds = OWN },
+	{ .reach = SHARE, .kinds = OWN_OR_FREE },
+	{ .reach = ALL, .kinds = OWN_OR_FREE },
+};
+
+/* A huge frame has no use for an area that is free in part. */
+static const struct pass own_huge[] = {
+	{ .reach = NEAR, .kinds = OWN },
 	{ .reach = SHARE, .kinds = OWN_OR_FREE },
 	{ .reach = ALL, .kinds = OWN_OR_FREE },
 };
@@ -115,7 +127,8 @@ static bool grab_reserved(struct llfree *zone, u32 index, struct want want, stru
 static void bounds(const struct llfree *zone, enum reach reach, struct want want, u32 *start,
 		   u32 *end)
 {
-	u32 group = want.tree & ~(NEAR_TREES - 1u);
+	u32 near = want.order < LLFREE_HUGE_ORDER ? NEAR_TREES : NEAR_TREES_HUGE;
+	u32 group = want.tree & ~(near - 1);
 
 	*start = reach == ALL ? 0 : zone_home(zone, want.core);
 	*end = reach == ALL ? zone->tree_count : zone_home(zone, want.core + 1);
@@ -123,8 +136,8 @@ static void bounds(const struct llfree *zone, enum reach reach, struct want want
 		return;
 	if (group > *start)
 		*start = group;
-	if (group + NEAR_TREES < *end)
-		*end = group + NEAR_TREES;
+	if (group + near < *end)
+		*end = group + near;
 }
 
 /* The slot's tree first, then those after it, and around. */
@@ -170,16 +183,16 @@ static bool search_each(struct llfree *zone, const struct pass *passes, size_t c
 
 bool llf_search(struct llfree *zone, struct want want, struct grab *grab)
 {
-	/* A huge frame has no use for an area that is free in part. */
-	size_t skipped = want.order < LLFREE_HUGE_ORDER ? 0 : 1;
-	size_t count = PASSES(own) - skipped;
+	bool is_huge = want.order >= LLFREE_HUGE_ORDER;
+	const struct pass *first = is_huge ? own_huge : own;
+	size_t count = is_huge ? PASSES(own_huge) : PASSES(own);
 	u32 index;
 
 	if (want.tree >= zone->tree_count)
 		want.tree = zone->tree_count - 1;
 	/* Areas without memory before other kinds: mixed trees rarely become free. */
-	if (search_each(zone, own + skipped, count, false, want, grab) ||
-	    search_each(zone, own + skipped, count, true, want, grab) ||
+	if (search_each(zone, first, count, false, want, grab) ||
+	    search_each(zone, first, count, true, want, grab) ||
 	    search_each(zone, steal, PASSES(steal), false, want, grab) ||
 	    search_each(zone, steal + 1, PASSES(steal) - 1, true, want, grab))
 		return true;

@@ -22,8 +22,8 @@ struct Pass {
 
 #[derive(Clone, Copy)]
 enum Reach {
-    /// The aligned group of [`NEAR_TREES`] around the slot's tree, within the share.
-    Near,
+    /// The aligned group of so many trees around the slot's tree, within the share.
+    Near(usize),
     /// The core's share of the zone, where no other core's cache lines are. It is the whole zone if
     /// all cores share the slots.
     Share,
@@ -39,6 +39,9 @@ enum Kinds {
 
 /// Trees to look at before an area is broken into that is free as a whole: 16 cache lines.
 const NEAR_TREES: usize = 256;
+/// Trees to look at before a huge frame takes from a tree that is free as a whole: 2 cache lines. A
+/// tree has huge frames for no more than eight gets.
+const NEAR_TREES_HUGE: usize = 32;
 /// Free blocks that are enough for the slot to move to a tree. So are the frames of one area.
 const ENOUGH_BLOCKS: u32 = CLAIM_FRAMES as u32;
 
@@ -48,8 +51,14 @@ const fn pass(reach: Reach, kinds: Kinds) -> Pass {
 
 /// First passes: what is partly used comes before what is free as a whole, areas as well as trees.
 static OWN: [Pass; 4] = [
-    Pass { parts: true, ..pass(Reach::Near, Kinds::Own) },
+    Pass { parts: true, ..pass(Reach::Near(NEAR_TREES), Kinds::Own) },
     pass(Reach::Share, Kinds::Own),
+    pass(Reach::Share, Kinds::OwnOrFree),
+    pass(Reach::All, Kinds::OwnOrFree),
+];
+/// First passes for huge frames, which have no use for an area that is free in part.
+static OWN_HUGE: [Pass; 3] = [
+    pass(Reach::Near(NEAR_TREES_HUGE), Kinds::Own),
     pass(Reach::Share, Kinds::OwnOrFree),
     pass(Reach::All, Kinds::OwnOrFree),
 ];
@@ -73,8 +82,7 @@ impl<T: Touch> Zone<'_, T> {
     #[cold]
     pub(crate) fn search(&self, want: Want) -> Option<Grab> {
         let want = Want { tree: want.tree.min(self.counters.trees.len() - 1), ..want };
-        // A huge frame has no use for an area that is free in part.
-        let own = if want.order < HUGE_ORDER { &OWN[..] } else { &OWN[1..] };
+        let own = if want.order < HUGE_ORDER { &OWN[..] } else { &OWN_HUGE[..] };
         // Areas without memory come before trees of another kind: mixed trees rarely become free.
         let turns = [(own, false), (own, true), (&STEAL[..], false), (&STEAL[1..], true)];
         let each = |(passes, evicted): (&[Pass], bool)| {
@@ -102,9 +110,9 @@ impl<T: Touch> Zone<'_, T> {
     fn trees(&self, reach: Reach, want: Want) -> impl Iterator<Item = usize> {
         let share = self.home(want.core)..self.home(want.core + 1);
         let (start, end) = match reach {
-            Reach::Near => {
-                let group = want.tree & !(NEAR_TREES - 1);
-                (group.max(share.start), share.end.min(group + NEAR_TREES))
+            Reach::Near(count) => {
+                let group = want.tree & !(count - 1);
+                (group.max(share.start), share.end.min(group + count))
             }
             Reach::Share => (share.start, share.end),
             Reach::All => (0, self.counters.trees.len()),
