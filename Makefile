@@ -14,7 +14,7 @@ check:
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo test --workspace --exclude vmtest --exclude kvmtest --lib --bins -- \
 		--skip each_way_can_be_set_up_and_leaves_nothing \
-		--skip memory_and_pool_are_held_together \
+		--skip memory_and_pool_share_one_limit \
 		--skip what_a_killed_benchmark_left_is_swept
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 

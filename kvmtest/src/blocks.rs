@@ -1,4 +1,4 @@
-//! A guest that takes, fills and frees blocks, while the host empties its free blocks. The guest
+//! A guest that takes, fills and frees blocks, while the host reclaims its free blocks. The guest
 //! checks that each block has what was left there, or the fill.
 
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,55 +19,55 @@ const RAM_BYTES: u64 = 32 << 20;
 const METADATA: Gfn = Gfn(0x200);
 const BLOCKS: Gfn = Gfn(0x1000);
 const BLOCKS_BYTES: u64 = 16 << 20;
-/// Most blocks. They are few, so that the guest often takes one that is being emptied.
+/// Most blocks. They are few, so that the guest often takes one that is being reclaimed.
 const MAX_BLOCKS: u64 = 16;
 /// Blocks to empty together, so that neighbours go in one call.
 const BATCH: usize = 8;
 
-/// How blocks are emptied.
+/// How blocks are reclaimed.
 #[derive(Clone, Copy, Debug)]
-pub struct Way {
+pub struct Settings {
     /// Grain in which missing memory is given.
     pub grain: Grain,
     /// Order of the blocks: each has `1 << order` frames.
     pub order: u8,
     /// Whether first touches reach the pager, not only writes to protected memory.
     pub missing: bool,
-    /// Byte that the ledger records for emptied blocks. `None` means that the ledger does not know
-    /// them.
+    /// Byte that the ledger records for reclaimed blocks. `None` means that the ledger does not
+    /// know them.
     pub fill: Option<u8>,
-    /// Whether emptied blocks are watched until the guest takes them.
+    /// Whether reclaimed blocks are watched until the guest takes them.
     pub keep: bool,
 }
 
 /// Blocks come back when the guest writes their metadata.
-pub const STRICT: Way =
-    Way { grain: Grain::Frame, order: 4, missing: true, fill: Some(0), keep: true };
+pub const STRICT: Settings =
+    Settings { grain: Grain::Frame, order: 4, missing: true, fill: Some(0), keep: true };
 /// Frames come back one by one, at a touch.
-pub const TOUCHED: Way = Way { keep: false, ..STRICT };
+pub const TOUCHED: Settings = Settings { keep: false, ..STRICT };
 /// The ledger forgets blocks once they are empty.
-pub const FORGOTTEN: Way = Way { fill: None, ..TOUCHED };
+pub const FORGOTTEN: Settings = Settings { fill: None, ..TOUCHED };
 /// The ledger forgets empty blocks, and the kernel gives them memory.
-pub const RELEASED: Way = Way { missing: false, ..FORGOTTEN };
+pub const RELEASED: Settings = Settings { missing: false, ..FORGOTTEN };
 
 /// A machine with such a guest, and its daemon.
 pub struct Blocks {
-    way: Way,
+    settings: Settings,
     daemon: Option<Daemon>,
     machine: Machine,
 }
 
 impl Blocks {
     /// Makes the machine. No vCPU runs yet, and no block has memory.
-    pub fn new(way: Way) -> Blocks {
+    pub fn new(settings: Settings) -> Blocks {
         let machine = Machine::new(RAM_BYTES);
-        let mut daemon = Daemon::take(&machine, way.grain);
-        match way.missing {
+        let mut daemon = Daemon::take(&machine, settings.grain);
+        match settings.missing {
             true => daemon.pager.frames().watch_all().expect("the pager"),
             false => daemon.pager.frames().watch_all_writes().expect("the pager"),
         }
         daemon.serve();
-        let blocks = Blocks { way, daemon: Some(daemon), machine };
+        let blocks = Blocks { settings, daemon: Some(daemon), machine };
         let metadata = FrameRange::new(METADATA, blocks.count());
         blocks.machine.ram().populate(metadata).expect("the pager");
         blocks
@@ -75,7 +75,7 @@ impl Blocks {
 
     /// Returns the pager of the current daemon.
     pub fn pager(&self) -> &Pager {
-        &self.daemon.as_ref().expect("held").pager
+        &self.daemon.as_ref().expect("attached").pager
     }
 
     /// Replaces the daemon: it dies as by `kill -9`, `between` runs, and another one recovers the
@@ -83,8 +83,8 @@ impl Blocks {
     pub fn replace_daemon(&mut self, between: impl FnOnce(&Machine)) {
         self.daemon = None;
         between(&self.machine);
-        let mut daemon = Daemon::recover(&self.machine, self.way.grain);
-        if self.way.fill.is_none() {
+        let mut daemon = Daemon::recover(&self.machine, self.settings.grain);
+        if self.settings.fill.is_none() {
             daemon.pager.returner().end_watches().expect("the pager");
         }
         daemon.serve();
@@ -101,21 +101,21 @@ impl Blocks {
             let blocks = (0..self.count()).filter(can_be).count() as u64;
             (blocks >= claimable).then_some(())
         });
-        self.daemon.as_mut().expect("held").stop_serving();
+        self.daemon.as_mut().expect("attached").stop_serving();
     }
 
     /// Returns the number of blocks.
     pub fn count(&self) -> u64 {
-        MAX_BLOCKS.min((BLOCKS_BYTES / FRAME_BYTES) >> self.way.order)
+        MAX_BLOCKS.min((BLOCKS_BYTES / FRAME_BYTES) >> self.settings.order)
     }
 
     /// Returns the number of frames in all blocks.
     pub fn frames_in_all(&self) -> u64 {
-        self.count() << self.way.order
+        self.count() << self.settings.order
     }
 
     fn fill(&self) -> u8 {
-        self.way.fill.unwrap_or(0)
+        self.settings.fill.unwrap_or(0)
     }
 
     fn metadata(&self, block: u64) -> Gfn {
@@ -123,7 +123,7 @@ impl Blocks {
     }
 
     fn frames(&self, block: u64) -> FrameRange {
-        FrameRange::block(Gfn(BLOCKS.0 + (block << self.way.order)), self.way.order)
+        FrameRange::block(Gfn(BLOCKS.0 + (block << self.settings.order)), self.settings.order)
     }
 
     fn word(&self, block: u64, index: u64) -> Gpa {
@@ -137,7 +137,7 @@ impl Blocks {
             rdi: METADATA.gpa().0,
             rsi: BLOCKS.gpa().0,
             rdx: self.count() - 1,
-            rcx: u64::from(self.way.order) + FRAME_BYTES.ilog2() as u64,
+            rcx: u64::from(self.settings.order) + FRAME_BYTES.ilog2() as u64,
             r9: vcpu,
             ..Registers::default()
         };
@@ -156,7 +156,7 @@ impl Blocks {
         left.iter().map(|registers| registers.r8).sum()
     }
 
-    /// Whether the block is free and was filled since it was emptied.
+    /// Whether the block is free and was filled since it was reclaimed.
     fn looks_worth_it(&self, block: u64) -> bool {
         self.machine.get(self.word(block, 0)) == 0 && self.machine.get(self.word(block, 2)) == 1
     }
@@ -170,7 +170,7 @@ impl Blocks {
         let claim = self
             .pager()
             .blocks()
-            .claim(self.metadata(block), head, self.way.order)
+            .claim(self.metadata(block), head, self.settings.order)
             .expect("the pager")?;
         match self.looks_worth_it(block) {
             true => Some(claim),
@@ -183,10 +183,10 @@ impl Blocks {
 
     /// Commits a claim in the chosen way.
     pub fn commit<'a>(&self, claim: Claim<'a>) -> Option<Committed<'a>> {
-        claim.commit(self.way.fill.is_some(), self.fill())
+        claim.commit(self.settings.fill.is_some(), self.fill())
     }
 
-    fn ready_to_be_emptied(&self, block: u64) -> Option<Committed<'_>> {
+    fn committed(&self, block: u64) -> Option<Committed<'_>> {
         let claim = self.commit(self.claim(block)?)?;
         // The guest cannot take the block before it is empty, so it reads this afterwards.
         self.machine.set(self.word(block, 1), u64::from_ne_bytes([self.fill(); 8]));
@@ -195,17 +195,17 @@ impl Blocks {
     }
 
     /// Empties the free blocks. Returns how many.
-    pub fn empty_free(&self) -> u64 {
+    pub fn reclaim_free(&self) -> u64 {
         let mut done = 0;
         let all: Vec<u64> = (0..self.count()).collect();
         for batch in all.chunks(BATCH) {
             let mut claims: Vec<_> =
-                batch.iter().filter_map(|&block| self.ready_to_be_emptied(block)).collect();
+                batch.iter().filter_map(|&block| self.committed(block)).collect();
             done += claims.len() as u64;
             let frames: u64 = claims.iter().map(|claim| claim.block().count).sum();
-            let emptied =
-                self.pager().blocks().empty(&mut claims, self.way.keep).expect("the pager");
-            assert_eq!(emptied, frames);
+            let reclaimed =
+                self.pager().blocks().empty(&mut claims, self.settings.keep).expect("the pager");
+            assert_eq!(reclaimed, frames);
         }
         done
     }

@@ -20,7 +20,7 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use crate::machine::{MAILBOX, Machine};
 
 /// Manages a [`Machine`]. Dropping it leaves the VM as a killed daemon would: every fault waits
-/// until another one adopts the VM.
+/// until another one recovers the VM.
 pub struct Daemon {
     /// The pager. It serves faults after [`Daemon::serve`].
     pub pager: Arc<Pager>,
@@ -54,14 +54,18 @@ impl Daemon {
     pub fn recover_with(machine: &Machine, grain: Grain, devices: Box<dyn IoMapping>) -> Daemon {
         let path = machine.run_directory().join("ledger");
         let mut ledger = Ledger::open(&path, machine.ram().end()).expect("ledger");
-        let mut held = Vec::new();
-        ledger.recover(|frames, content| held.push((frames, content)));
+        let mut locked = Vec::new();
+        ledger.recover(|frames, content| locked.push((frames, content)));
         let daemon = Daemon::over(machine, grain, ledger, devices);
-        for (frames, content) in &held {
-            daemon.pager.residency().settle_held(*frames, *content).expect("settle held");
+        for (frames, content) in &locked {
+            daemon
+                .pager
+                .residency()
+                .settle_locked(*frames, *content)
+                .expect("settle locked frames");
         }
         daemon.pager.returner().settle().expect("settle");
-        for (frames, _) in held.iter().filter(|(_, content)| *content == Content::Resident) {
+        for (frames, _) in locked.iter().filter(|(_, content)| *content == Content::Resident) {
             daemon.pager.frames().unprotect(*frames).expect("unprotect");
         }
         daemon

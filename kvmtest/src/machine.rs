@@ -20,7 +20,7 @@ use crate::program::Program;
 use crate::vcpu::Running;
 
 /// The frame through which the guest is told to leave. The host writes it, so it must not be
-/// emptied.
+/// reclaimed.
 pub const MAILBOX: Gfn = Gfn(0x100);
 /// Frame of the first program. Each program has one frame.
 const CODE: Gfn = Gfn(0x101);

@@ -274,6 +274,6 @@ impl Worker {
 }
 
 /// Returns how many hard-reclaimed huge frames the header of a zone tells.
-pub fn told_hard(region: &Region) -> u64 {
+pub fn hard_in_header(region: &Region) -> u64 {
     region.header()[ebb_llfree::layout::HEADER_HARD].load(Acquire)
 }

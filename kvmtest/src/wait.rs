@@ -38,6 +38,6 @@ fn threads() -> String {
 fn thread_line(task: &Path) -> String {
     let file = |name: &str| fs::read_to_string(task.join(name)).unwrap_or_default();
     let status = file("status");
-    let state = status.lines().find_map(|line| line.strip_prefix("State:")).unwrap_or(" gone");
+    let state = status.lines().find_map(|line| line.strip_prefix("State:")).unwrap_or(" ended");
     format!("  {:<16}{:<16} in {}\n", file("comm").trim(), state.trim(), file("wchan"))
 }

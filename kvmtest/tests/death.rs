@@ -10,7 +10,7 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use kvmtest::{Daemon, Machine, until};
 use testkit::require;
 
-use kvmtest::blocks::{Blocks, RELEASED, STRICT, TOUCHED, Way};
+use kvmtest::blocks::{Blocks, RELEASED, STRICT, Settings, TOUCHED};
 use kvmtest::counting::{Counting, PAGES};
 
 const ROUNDS: u64 = 20;
@@ -25,15 +25,15 @@ fn somebody_waits(machine: &Machine, round: u64) {
     }
 }
 
-fn keeps_every_word(way: Way) {
-    let mut blocks = Blocks::new(way);
+fn keeps_every_word(settings: Settings) {
+    let mut blocks = Blocks::new(settings);
     let running = blocks.start(VCPUS);
     blocks.wait_until_all_are_filled();
     for round in 0..ROUNDS {
-        blocks.empty_free();
+        blocks.reclaim_free();
         // These are more than the vCPUs have at once, plus the two that are claimed here.
         blocks.stop_serving(VCPUS + 2);
-        // One block is only claimed, the other is about to be emptied.
+        // One block is only claimed, the other is about to be reclaimed.
         for commit in [false, true] {
             let mut all = (0..blocks.count()).cycle();
             let claim = until("a free block", || blocks.claim(all.next()?));
@@ -48,43 +48,43 @@ fn keeps_every_word(way: Way) {
 }
 
 #[test]
-fn emptied_blocks_outlive_their_daemon() {
+fn reclaimed_blocks_outlive_their_daemon() {
     require!(kvmtest::available());
-    for way in [STRICT, TOUCHED, RELEASED] {
-        keeps_every_word(way);
+    for settings in [STRICT, TOUCHED, RELEASED] {
+        keeps_every_word(settings);
     }
-    keeps_every_word(Way { fill: Some(0xaa), ..STRICT });
-    keeps_every_word(Way { grain: Grain::Huge, order: 9, ..STRICT });
+    keeps_every_word(Settings { fill: Some(0xaa), ..STRICT });
+    keeps_every_word(Settings { grain: Grain::Huge, order: 9, ..STRICT });
 }
 
 /// Locks a frame, and protects it in the VM.
-fn hold<'a>(machine: &Machine, pager: &'a Pager, gfn: Gfn) -> LockedFrame<'a> {
-    let held = pager.ledger().lock_frame(gfn).unwrap();
+fn lock_and_protect<'a>(machine: &Machine, pager: &'a Pager, gfn: Gfn) -> LockedFrame<'a> {
+    let locked = pager.ledger().lock_frame(gfn).unwrap();
     let range = pager.ram().hva_range(FrameRange::new(gfn, 1)).unwrap();
     machine.uffd().protect(range).unwrap();
-    held
+    locked
 }
 
 /// Locks and protects a frame, saves it, and records it as saved.
 fn save<'a>(machine: &Machine, pager: &'a Pager, gfn: Gfn) -> LockedFrame<'a> {
-    let mut held = hold(machine, pager, gfn);
+    let mut locked = lock_and_protect(machine, pager, gfn);
     let mut page = [0; FRAME_BYTES as usize];
     pager.ram().read(FrameRange::new(gfn, 1), &mut page).unwrap();
     let slot = pager.view().store.save(&page).unwrap();
     // Nobody serves faults, so nobody marks the frame.
-    assert!(held.commit(Content::Saved { slot }));
-    held
+    assert!(locked.commit(Content::Saved { slot }));
+    locked
 }
 
 /// Brings the page of a saved frame back, but does not record that.
 fn bring_back<'a>(machine: &Machine, pager: &'a Pager, gfn: Gfn) -> Option<LockedFrame<'a>> {
-    let held = pager.ledger().lock_frame(gfn).unwrap();
-    let Content::Saved { slot } = held.content() else { return None };
+    let locked = pager.ledger().lock_frame(gfn).unwrap();
+    let Content::Saved { slot } = locked.content() else { return None };
     let mut page = [0; FRAME_BYTES as usize];
     pager.view().store.load(slot, &mut page).unwrap();
     let range = pager.ram().hva_range(FrameRange::new(gfn, 1)).unwrap();
     machine.uffd().copy(range.start, &page).unwrap();
-    Some(held)
+    Some(locked)
 }
 
 /// Leaves frames at every step between resident and saved, and back.
@@ -92,7 +92,7 @@ fn die_at_work(machine: &Machine, pager: &Pager) {
     for (gfn, step) in PAGES.frames().zip([0, 1, 2, 3].into_iter().cycle()) {
         let resident = pager.ledger().content(gfn) == Content::Resident;
         match step {
-            0 if resident => forget(hold(machine, pager, gfn)),
+            0 if resident => forget(lock_and_protect(machine, pager, gfn)),
             1 if resident => forget(save(machine, pager, gfn)),
             2 if resident => {
                 let saved = save(machine, pager, gfn);

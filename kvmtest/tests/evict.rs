@@ -1,4 +1,4 @@
-//! Frames in use are saved and emptied under running vCPUs.
+//! Frames in use are evicted under running vCPUs.
 
 use std::sync::atomic::Ordering::SeqCst;
 

@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use ebb_pager::{Grain, IoMapping, NoDevices, Pager, SoftIommu};
 use ebb_reclaim::hyperalloc::{How, HyperAlloc, HyperAllocStop, State};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, HUGE_BYTES, HugeFrame};
-use kvmtest::sharing::{Language, Sharing, told_hard};
+use kvmtest::sharing::{Language, Sharing, hard_in_header};
 use kvmtest::{Daemon, until};
 use testkit::require;
 
 /// Number of huge frames to reclaim before a test ends.
 const ENOUGH: u64 = 300;
 
-fn hold(guest: &Sharing, grain: Grain, devices: Box<dyn IoMapping>) -> (Daemon, Arc<HyperAlloc>) {
+fn attach(guest: &Sharing, grain: Grain, devices: Box<dyn IoMapping>) -> (Daemon, Arc<HyperAlloc>) {
     let mut daemon = Daemon::take_with(&guest.machine, grain, devices);
     daemon.pager.frames().watch_all().unwrap();
     daemon.serve();
@@ -39,7 +39,7 @@ fn all_is_back(mut guest: Sharing, daemon: Daemon, shared: &HyperAlloc) {
     let frames: u64 = guest.zones().iter().map(|(_, region)| region.layout().frames).sum();
     assert_eq!(guest.verify(), frames);
     for (_, region) in guest.zones() {
-        assert_eq!(told_hard(region), 0);
+        assert_eq!(hard_in_header(region), 0);
         let evicted = region
             .parts()
             .areas
@@ -50,11 +50,11 @@ fn all_is_back(mut guest: Sharing, daemon: Daemon, shared: &HyperAlloc) {
 }
 
 #[test]
-fn what_a_guest_frees_is_taken_and_comes_back_when_touched() {
+fn what_a_guest_frees_is_reclaimed_and_returns_when_touched() {
     require!(kvmtest::available());
     for grain in [Grain::Frame, Grain::Huge] {
         let guest = Sharing::new();
-        let (daemon, shared) = hold(&guest, grain, Box::new(NoDevices));
+        let (daemon, shared) = attach(&guest, grain, Box::new(NoDevices));
         let all = guest.huge_frames();
         assert_eq!(reclaim(&daemon, &shared, How::Soft, 3), 3);
         assert_eq!(reclaim(&daemon, &shared, How::Soft, u64::MAX), all - 3);
@@ -83,7 +83,7 @@ fn keeps_every_word(languages: &[Language], grain: Grain, strict: bool) {
         Some(iommu) => Box::new(Arc::clone(iommu)),
         None => Box::new(NoDevices),
     };
-    let (daemon, shared) = hold(&guest, grain, devices);
+    let (daemon, shared) = attach(&guest, grain, devices);
     languages.iter().for_each(|&language| guest.start(language, iommu.clone()));
     let (mut soft, mut hard, mut given) = (0, 0, 0);
     until(format_args!("{ENOUGH} huge frames"), || {
@@ -98,8 +98,8 @@ fn keeps_every_word(languages: &[Language], grain: Grain, strict: bool) {
     );
     assert_eq!(counts.violations, 0);
     assert_eq!(counts.hard_bytes, (hard - given) * HUGE_BYTES);
-    let told: u64 = guest.zones().iter().map(|(_, region)| told_hard(region)).sum();
-    assert_eq!(told * HUGE_BYTES, counts.hard_bytes);
+    let in_headers: u64 = guest.zones().iter().map(|(_, region)| hard_in_header(region)).sum();
+    assert_eq!(in_headers * HUGE_BYTES, counts.hard_bytes);
     all_is_back(guest, daemon, &shared);
 }
 
@@ -120,19 +120,20 @@ fn no_device_meets_what_is_not_there() {
 
 /// Higher zones come first, and the frames that the guest should keep are spared.
 #[test]
-fn zones_are_taken_from_the_top_down() {
+fn zones_are_reclaimed_from_the_top_down() {
     require!(kvmtest::available());
     let guest = Sharing::new();
-    let (daemon, shared) = hold(&guest, Grain::Huge, Box::new(NoDevices));
-    let told = || guest.zones().iter().map(|(_, region)| told_hard(region)).collect::<Vec<_>>();
+    let (daemon, shared) = attach(&guest, Grain::Huge, Box::new(NoDevices));
+    let in_headers =
+        || guest.zones().iter().map(|(_, region)| hard_in_header(region)).collect::<Vec<_>>();
     assert_eq!(reclaim(&daemon, &shared, How::Hard, 10), 10);
-    assert_eq!(told(), [0, 10]);
+    assert_eq!(in_headers(), [0, 10]);
     assert_eq!(reclaim(&daemon, &shared, How::Hard, 10), 10);
-    assert_eq!(told(), [5, 15]);
+    assert_eq!(in_headers(), [5, 15]);
     let (taken, _) = shared.reclaim(&daemon.pager, How::Soft, u64::MAX, 4, || true);
     assert_eq!(taken.huge_frames, guest.huge_frames() - 20 - 4);
     assert_eq!(shared.give(&daemon.pager, 7), 7);
-    assert_eq!(told(), [0, 13]);
+    assert_eq!(in_headers(), [0, 13]);
     // A guest that was reset is not touched.
     let (taken, stop) = shared.reclaim(&daemon.pager, How::Hard, 1, 0, || false);
     assert!(taken.huge_frames == 0 && matches!(stop, Some(HyperAllocStop::Reset)));
@@ -144,17 +145,17 @@ fn a_touch_of_what_the_guest_may_not_have_is_counted() {
     require!(kvmtest::available());
     for grain in [Grain::Frame, Grain::Huge] {
         let guest = Sharing::new();
-        let (daemon, shared) = hold(&guest, grain, Box::new(NoDevices));
-        let told = Arc::new(AtomicU64::new(0));
-        let count = Arc::clone(&told);
+        let (daemon, shared) = attach(&guest, grain, Box::new(NoDevices));
+        let violations = Arc::new(AtomicU64::new(0));
+        let violation = Arc::clone(&violations);
         shared.on_violation(move || {
-            count.fetch_add(1, Relaxed);
+            violation.fetch_add(1, Relaxed);
         });
         assert_eq!(reclaim(&daemon, &shared, How::Hard, 2), 2);
         let gpa = Gpa(guest.zones()[1].0 * FRAME_BYTES + HUGE_BYTES + 5 * FRAME_BYTES);
         guest.machine.write_as_vmm(gpa, 7);
         assert_eq!(guest.machine.read_as_vmm(gpa), 7);
-        assert_eq!((shared.counts().violations, told.load(Relaxed)), (1, 1));
+        assert_eq!((shared.counts().violations, violations.load(Relaxed)), (1, 1));
         assert_eq!(shared.state(gpa.gfn().huge()), State::Hard);
         // A returned huge frame is like any other.
         assert_eq!(shared.give(&daemon.pager, 2), 2);
@@ -175,7 +176,7 @@ fn die_at(step: usize, guest: &Sharing, pager: &Pager, shared: &HyperAlloc) -> b
     if step >= 5 {
         let found = (0..host.areas())
             .filter(|&index| is_hard(index))
-            .find_map(|index| Some((index, pager.residency().hold_huge(huge(index))?)));
+            .find_map(|index| Some((index, pager.residency().lock_huge(huge(index))?)));
         let Some((index, held)) = found else { return false };
         host.return_area(index).unwrap();
         forget(held);
@@ -185,7 +186,7 @@ fn die_at(step: usize, guest: &Sharing, pager: &Pager, shared: &HyperAlloc) -> b
         if is_hard(index) || host.free_areas(0) >> index & 1 == 0 {
             return None;
         }
-        let held = pager.residency().hold_huge(huge(index))?;
+        let held = pager.residency().lock_huge(huge(index))?;
         let taken = step == 0 || host.hard_reclaim(index).is_ok();
         if !taken {
             held.abandon();
@@ -210,11 +211,11 @@ fn die_at(step: usize, guest: &Sharing, pager: &Pager, shared: &HyperAlloc) -> b
 }
 
 #[test]
-fn what_was_taken_outlives_its_daemon() {
+fn what_was_reclaimed_outlives_its_daemon() {
     require!(kvmtest::available());
     for grain in [Grain::Frame, Grain::Huge] {
         let mut guest = Sharing::new();
-        let (mut daemon, mut shared) = hold(&guest, grain, Box::new(NoDevices));
+        let (mut daemon, mut shared) = attach(&guest, grain, Box::new(NoDevices));
         guest.start(Language::C, None);
         guest.start(Language::Rust, None);
         let mut installs = 0;
@@ -252,7 +253,7 @@ fn what_was_taken_outlives_its_daemon() {
 fn a_guest_that_writes_garbage_harms_itself_only() {
     require!(kvmtest::available());
     let guest = Sharing::new();
-    let (daemon, shared) = hold(&guest, Grain::Huge, Box::new(NoDevices));
+    let (daemon, shared) = attach(&guest, Grain::Huge, Box::new(NoDevices));
     let leave = AtomicBool::new(false);
     let areas = guest.zones()[0].1.layout();
     let zones = guest.zones();

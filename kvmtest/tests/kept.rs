@@ -170,9 +170,9 @@ fn a_store_in_want_of_slots_gets_them() {
 /// A frame other than [`PAGE`].
 const OTHER: Gfn = Gfn(PAGE.0 + 64);
 
-/// The guest has freed the frame, and its block is emptied.
+/// The guest has freed the frame, and its block is reclaimed.
 #[test]
-fn a_frame_that_is_emptied_keeps_none() {
+fn a_frame_that_is_reclaimed_keeps_no_slot() {
     require!(kvmtest::available());
     let (_counting, daemon) = with_a_kept_slot();
     let claim =

@@ -8,7 +8,7 @@ use testkit::require;
 const RAM_BYTES: u64 = 16 << 20;
 /// The metadata frame that the guest writes all the time.
 const METADATA: Gfn = Gfn(0x200);
-/// The blocks that are emptied meanwhile.
+/// The blocks that are reclaimed meanwhile.
 const LARGE: Restored = Restored { head: Gfn(0x400), order: 9 };
 const SMALL: Restored = Restored { head: Gfn(0x400), order: 0 };
 

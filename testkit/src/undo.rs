@@ -158,10 +158,10 @@ impl Scratch {
     pub fn new_in(prefix: &str, place: &Path) -> io::Result<Scratch> {
         let make = || Ok(tempfile::Builder::new().prefix(prefix).tempdir_in(place)?.keep());
         let (path, undo) = Undo::of(make, |path: &PathBuf| {
-            let gone = path.clone();
+            let removed = path.clone();
             move || {
-                if let Err(error) = fs::remove_dir_all(&gone) {
-                    eprintln!("{}: {error}", gone.display());
+                if let Err(error) = fs::remove_dir_all(&removed) {
+                    eprintln!("{}: {error}", removed.display());
                 }
             }
         })

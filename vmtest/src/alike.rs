@@ -26,7 +26,7 @@ impl Guest {
     pub fn ebb_line(&self, name: &str, directory: &Path) -> Vec<String> {
         let bytes = self.memory.0;
         let file = RamFile::create("ebb-test", bytes).expect("a memfd");
-        let served = self.hold.iter().filter(|word| *word == DISK).count();
+        let served = self.options.iter().filter(|word| *word == DISK).count();
         let disks: Vec<PathBuf> =
             (0..served).map(|index| directory.join(format!("disk{index}"))).collect();
         let words = self.common_args(directory);

@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn complaints_are_told_from_a_healthy_boot() {
+    fn complaints_differ_from_a_healthy_boot() {
         let log = "[    0.1] Linux version 6.1.0\n@0 ready\n[    0.2] watchdog: BUG: soft lockup\n\
                    [    9.1] pagealloc: memory corruption\n[    9.2] BUG: Bad page state in x\n";
         assert_eq!(in_log(log).len(), 2);

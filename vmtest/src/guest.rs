@@ -27,7 +27,7 @@ pub struct Guest {
     pub(crate) memory: Bytes,
     pub(crate) cpus: u32,
     pub(crate) append: String,
-    pub(crate) hold: Vec<String>,
+    pub(crate) options: Vec<String>,
     qemu: Vec<String>,
     machine: String,
     nodes: u64,
@@ -53,7 +53,7 @@ impl Guest {
             memory: Bytes(1 << 30),
             cpus: 2,
             append: COMMAND_LINE.into(),
-            hold: Vec::new(),
+            options: Vec::new(),
             qemu: Vec::new(),
             machine: "q35".into(),
             nodes: 1,
@@ -104,17 +104,17 @@ impl Guest {
 
     /// Sets the backing, `small`, `thp`, `hugetlb` or `auto`; for [`crate::Host::run`] only.
     pub fn backing(self, backing: &str) -> Guest {
-        self.hold("--backing", backing)
+        self.with("--backing", backing)
     }
 
     /// Sets QEMU's user, a name, a number or `own`; for [`crate::Host::run`] only.
     pub fn user(self, user: &str) -> Guest {
-        self.hold("--user", user)
+        self.with("--user", user)
     }
 
     /// Runs QEMU as root; for [`crate::Host::run`] only.
     pub fn privileged(mut self) -> Guest {
-        self.hold.push("--privileged".into());
+        self.options.push("--privileged".into());
         self
     }
 
@@ -130,28 +130,28 @@ impl Guest {
 
     /// Sets the mode, `strict` or `release`.
     pub fn mode(self, mode: &str) -> Guest {
-        self.hold("--mode", mode)
+        self.with("--mode", mode)
     }
 
     /// Sets the size up to which memory can be plugged; for [`crate::Host::run`] only.
     pub fn grow_to(self, size: &str) -> Guest {
-        self.hold("--grow-to", size)
+        self.with("--grow-to", size)
     }
 
     /// Gives plugged memory its pages at once; for [`crate::Host::run`] only.
     pub fn grow_prealloc(mut self) -> Guest {
-        self.hold.push("--grow-prealloc".into());
+        self.options.push("--grow-prealloc".into());
         self
     }
 
     /// Sets the number of NUMA nodes, of equal size; for [`crate::Host::run`] only.
     pub fn run_nodes(self, count: u64) -> Guest {
-        self.hold("--nodes", &count.to_string())
+        self.with("--nodes", &count.to_string())
     }
 
     /// Sets the order of the smallest block to reclaim.
     pub fn min_order(self, order: u8) -> Guest {
-        self.hold("--min-order", &order.to_string())
+        self.with("--min-order", &order.to_string())
     }
 
     /// Adds a virtio disk of this size, `/dev/vda`.
@@ -177,18 +177,18 @@ impl Guest {
 
     /// Adds an image or a device that Ebb itself serves; for [`crate::Host::run`] only.
     pub fn own_device(self, path: &Path) -> Guest {
-        self.hold("--disk", &path.display().to_string())
+        self.with("--disk", &path.display().to_string())
     }
 
     /// Sets the tiers, as in `dram=160M,file=/path:352M`; for [`crate::Host::run`] only.
     pub fn tier(self, ladder: &str) -> Guest {
-        self.hold("--tier", ladder)
+        self.with("--tier", ladder)
     }
 
     /// Adds a disk that Ebb itself serves behind its IOMMU in software; for [`crate::Host::run`]
     /// only.
     pub fn strict_disk(self, disk: &Disk) -> Guest {
-        self.hold("--disk", &format!("{},dma=strict", disk.image().display()))
+        self.with("--disk", &format!("{},dma=strict", disk.image().display()))
     }
 
     /// Adds arguments of QEMU, passed on unchanged.
@@ -224,14 +224,14 @@ impl Guest {
         self
     }
 
-    fn hold(mut self, key: &str, value: &str) -> Guest {
-        self.hold.extend([key.to_owned(), value.to_owned()]);
+    fn with(mut self, key: &str, value: &str) -> Guest {
+        self.options.extend([key.to_owned(), value.to_owned()]);
         self
     }
 
     /// The arguments that `ebb attach` and `ebb run` have in common.
-    pub(crate) fn hold_args(&self) -> &[String] {
-        &self.hold
+    pub(crate) fn common_options(&self) -> &[String] {
+        &self.options
     }
 
     /// The arguments of `ebb run` for a VM called `name` with its own files in `directory`.
@@ -243,7 +243,7 @@ impl Guest {
         words.extend(["--kernel".into(), kernel.vmlinuz.display().to_string()]);
         words.extend(["--initrd".into(), kernel.initrd.display().to_string()]);
         words.extend(["--append".into(), self.command_line()]);
-        words.extend(self.hold.iter().cloned());
+        words.extend(self.options.iter().cloned());
         words.push("--".into());
         words.extend(self.common_args(directory));
         words

@@ -200,8 +200,8 @@ impl Host {
         self.use_qemu(&guest);
         let (name, directory) = self.new_vm();
         self.ebb_words(&guest.run_args(&name, &directory)).ok();
-        let held = self.run_directory().join("vms").join(&name);
-        Vm::held(self.clone(), name, guest, directory, &held)
+        let vm_directory = self.run_directory().join("vms").join(&name);
+        Vm::managed(self.clone(), name, guest, directory, &vm_directory)
     }
 
     /// Starts a QEMU that Ebb does not know, and waits until its guest answers.
@@ -326,7 +326,7 @@ impl Host {
 
     /// Starts the daemon again, as any command does, and waits until it has recovered its VMs.
     pub fn start(&self) {
-        until("the VMs to be taken up", || {
+        until("the VMs to be recovered", || {
             self.list().iter().all(|vm| vm.state == State::Managed).then_some(())
         });
         assert!(self.daemon().is_some(), "a daemon runs");

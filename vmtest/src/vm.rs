@@ -37,17 +37,17 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// A VM that Ebb has started, with its console in `held`.
-    pub(crate) fn held(
+    /// A VM that Ebb has started, with its console in `vm_directory`.
+    pub(crate) fn managed(
         host: Host,
         name: String,
         guest: Guest,
         directory: PathBuf,
-        held: &Path,
+        vm_directory: &Path,
     ) -> Vm {
         let status = host.ebb(&format!("status {name} --json")).ok();
         let status: VmStatus = parse(&status);
-        Vm::start(host, name, guest, directory, held, status.pid)
+        Vm::start(host, name, guest, directory, vm_directory, status.pid)
     }
 
     /// A VM that Ebb does not know.
@@ -211,7 +211,7 @@ impl Vm {
         let line = format!("attach --name {} --pid {}", self.name, self.pid);
         let mut words: Vec<String> = line.split(' ').map(Into::into).collect();
         words.extend(["--qmp".into(), socket.display().to_string()]);
-        words.extend(self.guest.hold_args().iter().cloned());
+        words.extend(self.guest.common_options().iter().cloned());
         self.host.ebb_words(&words)
     }
 

@@ -114,7 +114,7 @@ fn a_memfd_mapped_privately_is_refused() {
 }
 
 #[test]
-fn what_is_held_is_refused() {
+fn a_managed_vm_cannot_be_attached() {
     let host = Host::new();
     let vm = host.qemu(Guest::debian("6.1-cloud"));
     vm.attach();
@@ -147,7 +147,7 @@ impl Drop for Fixed {
 }
 
 #[test]
-fn a_detach_that_fails_leaves_it_held_and_is_done_again() {
+fn a_detach_that_fails_leaves_the_vm_managed_and_can_be_repeated() {
     let host = Host::new();
     let vm = host.qemu(Guest::debian("6.1-cloud").memory("256M").mode("strict").cpus(1));
     vm.guest("fill a 100M");
@@ -189,8 +189,11 @@ fn a_userfaultfd_that_is_closed_late_takes_no_memory_along() {
     vm.ebb("limit 150M").ok();
     let why = vm.ebb("detach").refused();
     assert!(why.contains("userfaultfd in QEMU"), "{why}");
-    let told = vm.status().warnings;
-    assert!(told.iter().any(|line| line.contains("detached once that is closed")), "{told:?}");
+    let warnings = vm.status().warnings;
+    assert!(
+        warnings.iter().any(|line| line.contains("detached once that is closed")),
+        "{warnings:?}"
+    );
     for line in ["evict --bytes 20M", "limit 150M", "reclaim"] {
         let why = vm.ebb(line).refused();
         assert!(why.contains("detached once that is closed"), "{why}");
@@ -204,7 +207,7 @@ fn a_userfaultfd_that_is_closed_late_takes_no_memory_along() {
         let closed = helper.args(words.split(' ')).status();
         assert!(closed.expect("a helper").success(), "{number} is not closed");
     }
-    until("the VM to be let go", || host.list().is_empty().then_some(()));
+    until("the VM to be detached", || host.list().is_empty().then_some(()));
     assert_no_trace(&vm);
     assert_eq!(vm.guest("check a"), "0");
     // Another request to detach closes it, too.
@@ -222,7 +225,7 @@ fn a_userfaultfd_that_is_closed_late_takes_no_memory_along() {
     host.kill9();
     host.set("EBB_FAIL", "nobody:close:1");
     host.start();
-    until("the VM to be let go", || host.list().is_empty().then_some(()));
+    until("the VM to be detached", || host.list().is_empty().then_some(()));
     assert_no_trace(&vm);
     assert_eq!(vm.guest("check a"), "0");
 }

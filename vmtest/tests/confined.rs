@@ -104,13 +104,16 @@ fn a_qemu_has_a_user_of_its_own_and_nothing_else() {
     let vm = host.run(guest.clone().own_disk(&disk));
     assert_confined(&vm);
     assert_has_only_what_it_needs(&vm, &host);
-    let told = vm.status().confinement.expect("Ebb started it");
-    assert!(!told.privileged && told.sandbox, "{told:?}");
-    assert!(about(vm.pid())["Uid"].starts_with(&format!("{} ", told.uid)), "{told:?}");
+    let confinement = vm.status().confinement.expect("Ebb started it");
+    assert!(!confinement.privileged && confinement.sandbox, "{confinement:?}");
+    assert!(
+        about(vm.pid())["Uid"].starts_with(&format!("{} ", confinement.uid)),
+        "{confinement:?}"
+    );
 
     host.kill9();
     host.start();
-    assert_eq!(vm.status().confinement.map(|now| now.uid), Some(told.uid));
+    assert_eq!(vm.status().confinement.map(|now| now.uid), Some(confinement.uid));
 
     let console = host.find("ebb-console").expect("it stands before the VM's console");
     assert_eq!(privileges(console), ["1", "2", FILES, FILES]);
@@ -144,8 +147,8 @@ fn a_qemu_has_a_user_of_its_own_and_nothing_else() {
 fn a_qemu_is_in_a_control_group_of_its_own() {
     let host = Host::new();
     let vm = host.run(guest());
-    let told = vm.status().confinement.expect("Ebb started it");
-    if let Some(why) = told.lacks.iter().find(|why| why.contains("control group")) {
+    let confinement = vm.status().confinement.expect("Ebb started it");
+    if let Some(why) = confinement.lacks.iter().find(|why| why.contains("control group")) {
         require!(Err::<(), _>(why.clone()));
     }
     let maker = host.servers()[0];
@@ -165,7 +168,7 @@ fn a_qemu_is_in_a_control_group_of_its_own() {
     host.kill9();
     host.start();
     assert_inside();
-    let of_vm: Vec<&Path> = told.cgroups.iter().filter_map(|group| group.parent()).collect();
+    let of_vm: Vec<&Path> = confinement.cgroups.iter().filter_map(|group| group.parent()).collect();
     let limit = |names: [&str; 2]| -> u64 {
         let mut files = of_vm.iter().flat_map(|group| names.map(|name| group.join(name)));
         let text = files.find_map(|file| fs::read_to_string(file).ok()).expect("a limit");
@@ -178,9 +181,13 @@ fn a_qemu_is_in_a_control_group_of_its_own() {
     until("the VM to be forgotten", || host.list().is_empty().then_some(()));
     until("its groups to go", || of_vm.iter().all(|group| !group.exists()).then_some(()));
     // A group that a detached VM with this name left does not matter.
-    told.cgroups.iter().for_each(|group| fs::create_dir_all(group).expect("a control group"));
+    confinement
+        .cgroups
+        .iter()
+        .for_each(|group| fs::create_dir_all(group).expect("a control group"));
     host.ebb("run --name vm0 --memory 64M -- -S").ok();
-    let again = host.list().into_iter().find(|vm| vm.name.as_str() == "vm0").expect("it is held");
+    let again =
+        host.list().into_iter().find(|vm| vm.name.as_str() == "vm0").expect("it is managed");
     let (group, ours) = (control_group(again.pid, "pids"), host.servers()[0]);
     assert!(group.ends_with(&format!("/ebb/vm0.{ours}/qemu")), "{group}");
 }
@@ -265,7 +272,7 @@ fn what_is_roots_alone_is_closed_to_qemu() {
 }
 
 #[test]
-fn a_drive_that_qemu_may_not_open_is_told_with_what_to_do() {
+fn a_drive_that_qemu_may_not_open_is_reported_with_advice() {
     let host = Host::new();
     let path = secret(&host, 1 << 20);
     let drive = format!("-drive file={},if=virtio,format=raw,read-only=on", path.display());
@@ -288,7 +295,7 @@ fn a_drive_that_qemu_may_not_open_is_told_with_what_to_do() {
 
 /// A migration by `exec:` starts a program, long after QEMU was started.
 #[test]
-fn a_qemu_that_its_filter_ended_is_told() {
+fn a_qemu_that_its_filter_ended_is_reported() {
     let host = Host::new();
     let place = host.directory().join("open");
     fs::create_dir(&place).expect("a directory");
@@ -308,7 +315,7 @@ fn a_qemu_that_its_filter_ended_is_told() {
 }
 
 #[test]
-fn a_privileged_vm_is_told_so() {
+fn a_privileged_vm_is_reported_as_such() {
     let host = Host::new();
     host.set("EBB_TEST_SECRET", SECRET);
     let path = secret(&host, 1 << 20);
@@ -340,10 +347,10 @@ fn the_daemon_and_its_helpers_give_up_what_they_never_need() {
     let host = Host::new();
     host.start();
     let daemon = host.daemon().expect("a daemon runs");
-    let told = about(daemon);
-    assert_eq!(told["NoNewPrivs"], "1");
+    let status = about(daemon);
+    assert_eq!(status["NoNewPrivs"], "1");
     for set in ["CapEff", "CapPrm", "CapBnd"] {
-        let bits = u64::from_str_radix(&told[set], 16).expect("bits");
+        let bits = u64::from_str_radix(&status[set], 16).expect("bits");
         assert_eq!(bits & NEVER_NEEDED, 0, "{set}: {bits:#x}");
         assert_ne!(bits, 0, "{set}");
     }
@@ -423,7 +430,7 @@ fn a_daemon_is_killed_later_than_others_and_its_qemus_are_not() {
 
 /// What is on a disk may stay there for ever.
 #[test]
-fn a_run_directory_on_a_disk_holds_no_keys_unless_told_so() {
+fn a_run_directory_on_a_disk_holds_keys_only_if_allowed() {
     let host = Host::new();
     require!(if host.is_on_disk() { Ok(()) } else { Err("temporary files are in memory") });
     host.set("EBB_ALLOW_KEYS_ON_DISK", "false");

@@ -42,7 +42,7 @@ fn killed_daemons_lose_nothing() {
 }
 
 #[test]
-fn a_daemon_that_comes_back_knows_what_it_took() {
+fn the_next_daemon_knows_what_was_reclaimed() {
     let host = Host::new();
     let vm = host.run(Guest::debian("6.1-cloud").mode("strict"));
     vm.guest("fill a 500M");
@@ -93,12 +93,12 @@ fn assert_nothing_is_left(host: &Host) {
     assert!(!maps.contains("/memfd:"), "{maps}");
     let descriptors = fs::read_dir(format!("/proc/{daemon}/fd")).unwrap().flatten();
     let links = descriptors.filter_map(|entry| fs::read_link(entry.path()).ok());
-    let held: Vec<_> = links
+    let memory_links: Vec<_> = links
         .filter(|link| {
             link.to_string_lossy().contains("/memfd:") || link.ends_with("[userfaultfd]")
         })
         .collect();
-    assert!(held.is_empty(), "{held:?}");
+    assert!(memory_links.is_empty(), "{memory_links:?}");
 }
 
 #[test]
@@ -149,9 +149,9 @@ fn assert_no_qemu_is_left(run: &'static str) {
     let place = host.directory().join("slow");
     fs::create_dir(&place).unwrap();
     permit(&place, 0o777);
-    let (slow, told) = (place.join("qemu"), place.join("pid"));
+    let (slow, pid_file) = (place.join("qemu"), place.join("pid"));
     let waits =
-        format!("echo $$ > {0}.new; mv {0}.new {0}; while :; do sleep 1; done", told.display());
+        format!("echo $$ > {0}.new; mv {0}.new {0}; while :; do sleep 1; done", pid_file.display());
     let text = format!("case \"$*\" in *ebb-qmp*) {waits};; esac\nexec qemu-system-x86_64 \"$@\"");
     fs::write(&slow, format!("#!/bin/sh\n{text}\n")).unwrap();
     permit(&slow, 0o755);
@@ -160,7 +160,7 @@ fn assert_no_qemu_is_left(run: &'static str) {
         let host = host.clone();
         move || host.ebb(run)
     });
-    let pid = until("QEMU to be started", || fs::read_to_string(&told).ok());
+    let pid = until("QEMU to be started", || fs::read_to_string(&pid_file).ok());
     // A process that has ended has no command line.
     let line = || fs::read_to_string(format!("/proc/{}/cmdline", pid.trim())).unwrap_or_default();
     host.kill9();
@@ -217,7 +217,7 @@ fn a_reset_guest_is_inspected_anew() {
 }
 
 /// Nobody tells the next daemon, and the guest's processors stand still. Only the record tells that
-/// memory was taken from another kernel.
+/// memory was reclaimed from another kernel.
 #[test]
 fn a_reset_without_a_daemon_brings_all_back() {
     let host = Host::new();
@@ -252,7 +252,7 @@ fn a_reset_without_a_daemon_brings_all_back() {
 
 /// The old kernel's memory counts as its own until all is back.
 #[test]
-fn nothing_is_taken_of_a_kernel_before_the_last_one_has_all_back() {
+fn nothing_is_reclaimed_from_a_kernel_before_the_last_one_has_all_back() {
     let kernel = assets::kernel("6.1-cloud");
     require!(kernel.as_ref().map_err(Clone::clone));
     let kernel = kernel.expect("required");
@@ -276,7 +276,7 @@ fn nothing_is_taken_of_a_kernel_before_the_last_one_has_all_back() {
 }
 
 #[test]
-fn a_panicked_guest_is_still_held() {
+fn a_panicked_guest_is_still_managed() {
     let host = Host::new();
     let vm = host.run(Guest::debian("6.1-cloud").mode("strict"));
     vm.reclaim();

@@ -59,12 +59,12 @@ fn virtiofsd() -> Result<PathBuf, String> {
     found.map(Path::to_owned).ok_or_else(|| "no virtiofsd: install qemu-system-common".into())
 }
 
-fn hold_at(vm: &Vm, mib: u64) {
+fn limit_to(vm: &Vm, mib: u64) {
     vm.ebb(&format!("limit {mib}M")).ok();
-    wait_held_at(vm, mib);
+    wait_until_limited(vm, mib);
 }
 
-fn wait_held_at(vm: &Vm, mib: u64) {
+fn wait_until_limited(vm: &Vm, mib: u64) {
     until("the limit to hold", || (vm.host_bytes() <= mib * MIB).then_some(()));
 }
 
@@ -107,7 +107,7 @@ fn a_shared_directory_plugged_under_a_limit_suspends_it() {
     let port = "-device pcie-root-port,id=port0,chassis=1,slot=1";
     let vm = host.run(Guest::debian("6.1-cloud").memory("448M").backing("small").qemu_args(port));
     vm.wait_trusted();
-    hold_at(&vm, 110);
+    limit_to(&vm, 110);
     vm.guest("fill a 100M");
     vm.guest("sh busybox head -c 50331648 /dev/urandom > /tmp/source");
     let source = guest_sum(&vm, "/tmp/source");
@@ -135,7 +135,7 @@ fn a_shared_directory_plugged_under_a_limit_suspends_it() {
     vm.guest("umount /mnt");
     unplug(&vm);
     wait_reach(&vm, MayTake::Everything);
-    wait_held_at(&vm, 110);
+    wait_until_limited(&vm, 110);
     assert_eq!(vm.guest("check a"), "0");
     assert_eq!(guest_sum(&vm, "/tmp/source"), source);
     assert_shared_migration_is_in_the_way(&vm);
@@ -162,7 +162,7 @@ fn assert_shared_migration_is_in_the_way(vm: &Vm) {
     assert!(vm.ebb("reclaim").refused().contains("x-ignore-shared"));
     set_ignore_shared(vm, false);
     wait_reach(vm, MayTake::Everything);
-    wait_held_at(vm, 110);
+    wait_until_limited(vm, 110);
     assert_eq!(vm.guest("check a"), "0");
 }
 
@@ -223,7 +223,7 @@ fn a_migration_under_a_limit_loses_no_byte() {
     let host = Host::new();
     let from = host.run(Guest::debian("6.1-cloud").memory("384M").backing("small"));
     from.wait_trusted();
-    hold_at(&from, 128);
+    limit_to(&from, 128);
     from.guest("fill a 200M");
     assert!(from.status().limit.saved_bytes > 64 * MIB);
 
@@ -235,7 +235,7 @@ fn a_migration_under_a_limit_loses_no_byte() {
     let status = from.status();
     assert_eq!(status.reach.migration.as_deref(), Some("completed"));
     assert_eq!(status.reach.may_take, MayTake::Everything);
-    wait_held_at(&from, 128);
+    wait_until_limited(&from, 128);
     from.qmp("cont", json!({}));
     assert_eq!(from.guest("check a"), "0", "at the source");
 

@@ -16,7 +16,7 @@ fn free_and_read(vm: &Vm) {
     vm.guest("fill a 400M");
     vm.guest("free a");
     vm.guest("dropcaches");
-    until("free memory to be taken", || {
+    until("free memory to be reclaimed", || {
         (vm.status().reclaimed_total_bytes > before + 200 * MIB).then_some(())
     });
     assert_eq!(vm.guest("checkfiles a"), "0");
@@ -61,7 +61,7 @@ fn no_request_fails(backing: &str) {
 }
 
 #[test]
-fn no_request_fails_while_free_memory_is_taken() {
+fn no_request_fails_while_free_memory_is_reclaimed() {
     no_request_fails("small");
 }
 

@@ -169,8 +169,8 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        let emptied = vmtest::until_or(|| fs::remove_dir(&self.0).is_ok().then_some(()));
-        if emptied.is_none() {
+        let removed = vmtest::until_or(|| fs::remove_dir(&self.0).is_ok().then_some(()));
+        if removed.is_none() {
             eprintln!("{}: not removed", self.0.display());
         }
     }

@@ -30,7 +30,7 @@ fn a_ledger_says_that_it_has_no_room() {
     let _ = ledger.lock(FrameRange::huge(HugeFrame(1))).unwrap().unlock(saved);
     drop(ledger);
     let mut ledger = Ledger::open(&path, END).unwrap();
-    ledger.recover(|_, _| panic!("nothing was held"));
+    ledger.recover(|_, _| panic!("nothing was locked"));
     assert_eq!((ledger.content(Gfn(3)), ledger.content(Gfn(512))), (saved, saved));
     assert!(matches!(ledger.split(HugeFrame(1)), Err(SplitError::NoRoom(_))));
     std::fs::remove_file(fill).unwrap();

@@ -112,17 +112,17 @@ fn page_tables_that_become_data_are_left_alone() {
     vm.guest("fill kept 200M");
     vm.churn("200M");
     let mut levels = tracked.levels(0);
-    let (mut cleared, mut held) = (0, 0);
+    let (mut cleared, mut locked) = (0, 0);
     for _ in 0..vmtest::rounds(12, 400) {
         vm.churn_on(1);
         for _ in 0..10 {
             levels.begin();
             let round = tracked.round(Walk::Full, &mut levels);
             cleared += round.cleared_entries;
-            held += round.held_frames;
+            locked += round.locked_frames;
         }
     }
-    println!("{cleared} bits cleared, metadata held {held} times");
+    println!("{cleared} bits cleared, metadata locked {locked} times");
     assert!(cleared > 1000, "{cleared}");
     assert_eq!(vm.churn_stop().wrong_bytes, 0);
     assert_eq!(vm.guest("check kept"), "0");

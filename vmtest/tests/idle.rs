@@ -22,9 +22,9 @@ const PART: u64 = 5;
 const WINDOWS: u8 = 8;
 
 /// The page table of a QEMU. A process of its own removes pages from it, as the daemon does.
-struct Emptied(i32);
+struct Forgotten(i32);
 
-impl HostPages for Emptied {
+impl HostPages for Forgotten {
     fn forget(&self, ranges: &[HvaRange]) -> io::Result<()> {
         let mut command = Command::new(assets::program_directory().join("ebbd"));
         let start_ticks = Process::open(self.0)?.start_ticks()?;
@@ -40,7 +40,7 @@ impl HostPages for Emptied {
 fn monitored(vm: &Vm, ram: &Ram) -> Levels {
     let pagemap = Process::open(vm.pid()).and_then(|qemu| Pagemap::open(&qemu));
     let pagemap = pagemap.expect("QEMU's page table");
-    let (idle, pages) = (PageIdle::open().expect("idle page tracking"), Emptied(vm.pid()));
+    let (idle, pages) = (PageIdle::open().expect("idle page tracking"), Forgotten(vm.pid()));
     let frames: Vec<FrameRange> = ram.regions().map(|region| region.frames()).collect();
     let mut levels = Levels::new(&frames, TOP_LEVEL);
     let mut tracker = IdleTracker::new(ram, &pagemap, &idle, &pages, &|| true);

@@ -231,7 +231,7 @@ fn a_slow_drive_is_plugged_in() {
 
 /// If Ebb does not know the guest, nobody tells what is in flight to it.
 #[test]
-fn of_an_unknown_guest_nothing_goes() {
+fn nothing_of_an_unknown_guest_is_evicted() {
     require!(slow_disks());
     let host = Host::new();
     let disk = SlowDisk::new(&host, "slow", "64M");

@@ -110,7 +110,7 @@ fn a_name_that_is_taken_is_refused() {
 }
 
 #[test]
-fn a_guest_of_unknown_kind_is_held_but_not_taken_from() {
+fn a_guest_of_unknown_kind_is_managed_but_not_reclaimed() {
     // Without a kernel, the VM stays in the firmware.
     let host = Host::new();
     host.ebb("run --name bare --memory 256M -- -boot menu=on").ok();

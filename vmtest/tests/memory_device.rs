@@ -167,7 +167,7 @@ fn a_reboot_brings_the_memory_back() {
         let plugged = bench.device.sizes().plugged_bytes;
         bench.wait_guest(base, plugged);
         let bytes = bench.device.host_bytes();
-        assert!(bytes < before, "what the old kernel had is gone: {bytes} of {before} bytes");
+        assert!(bytes < before, "what the old kernel had was removed: {bytes} of {before} bytes");
     }
 }
 
@@ -201,7 +201,7 @@ fn bad_sizes_and_arguments_are_refused_with_the_reason() {
 }
 
 /// A managed VM whose device Ebb serves.
-fn held(host: &Host, mode: &str, with: impl FnOnce(Guest) -> Guest) -> Vm {
+fn managed(host: &Host, mode: &str, with: impl FnOnce(Guest) -> Guest) -> Vm {
     let guest = Guest::debian("6.1-cloud")
         .memory("512M")
         .grow_to("2560M")
@@ -236,12 +236,12 @@ fn violations(vm: &Vm) -> Option<u64> {
 }
 
 #[test]
-fn a_vm_that_ebb_holds_grows_by_a_device_of_its_own() {
+fn a_managed_vm_grows_by_a_device_of_ebbs() {
     let host = here().map(|_| Host::new());
     require!(host.as_ref().map_err(Clone::clone));
     let host = host.expect("required");
     for mode in ["release", "strict"].into_iter().take(rounds(1, 2) as usize) {
-        let vm = held(&host, mode, |guest| guest);
+        let vm = managed(&host, mode, |guest| guest);
         let before = size(&vm);
         assert_eq!((before.bytes, before.max_bytes), (512 * MIB, 2560 * MIB));
         assert_eq!(before.devices[0].served_by, DeviceServer::Ebb);
@@ -284,11 +284,11 @@ fn a_vm_that_ebb_holds_grows_by_a_device_of_its_own() {
 fn every_touch_of_what_is_not_plugged_is_counted() {
     let host = here().map(|_| Host::new());
     require!(host.as_ref().map_err(Clone::clone));
-    let vm = held(&host.expect("required"), "release", |guest| guest.grow_prealloc());
+    let vm = managed(&host.expect("required"), "release", |guest| guest.grow_prealloc());
     touch_unplugged(&vm, 20);
     assert_eq!(violations(&vm), Some(20));
     assert_eq!(vm.status().sharing.stopped, None);
-    // The memory that these touches were given is taken back.
+    // The memory that these touches were given is reclaimed.
     reach(&vm, 1024);
     assert!(vm.host_bytes() >= 512 * MIB, "what is plugged is there at once");
     vm.ebb("resize 512M --on-violation stop").ok_or_short();

@@ -38,7 +38,7 @@ fn run(host: &Host, guest: Guest) -> Vm {
 }
 
 /// Memory of the VM in each tier, in bytes.
-fn held(vm: &Vm) -> Vec<u64> {
+fn tier_bytes(vm: &Vm) -> Vec<u64> {
     let tiers = vm.status().tier.expect("tiers").tiers;
     tiers.iter().map(|tier| tier.held_bytes).collect()
 }
@@ -96,7 +96,7 @@ fn hot_pages_are_on_the_fast_node() {
     vm.guest("fill cold 70M");
     vm.guest(&format!("hot h {PROGRAM} 1 {PART}"));
     let holds = || {
-        let [fast, slow] = held(&vm)[..] else { panic!("two nodes") };
+        let [fast, slow] = tier_bytes(&vm)[..] else { panic!("two nodes") };
         println!("{} and {} MiB", fast / MIB, slow / MIB);
         fast <= 128 * MIB + SLACK_BYTES && slow > 30 * MIB
     };
@@ -112,7 +112,7 @@ fn hot_pages_are_on_the_fast_node() {
     host.kill9();
     host.start();
     until("the same by the next daemon", is_fast);
-    assert!(holds(), "its share: {:?}", held(&vm));
+    assert!(holds(), "its share: {:?}", tier_bytes(&vm));
     assert!(vm.status().tier.expect("tiers").moved_bytes > Some(MIB));
     let shown = vm.ebb("tier").ok();
     assert!(shown.contains("of 128 MiB node0") && shown.contains("of 128 MiB node1"), "{shown}");
@@ -145,8 +145,8 @@ fn huge_pages_move_as_a_whole() {
     let huge_bytes = shared_huge_bytes();
     assert!(huge_bytes > 150 * MIB, "{huge_bytes} bytes in huge pages");
     until("what is hot on the fast node", || {
-        println!("{} % on the fast node, {:?} bytes held", hot.percent_on(FAST), held(&vm));
-        let [fast, _] = held(&vm)[..] else { panic!("two nodes") };
+        println!("{} % on the fast node, {:?} bytes", hot.percent_on(FAST), tier_bytes(&vm));
+        let [fast, _] = tier_bytes(&vm)[..] else { panic!("two nodes") };
         (hot.percent_on(FAST) >= 85 && fast <= 128 * MIB + SLACK_BYTES).then_some(())
     });
     // Some of what moved may have been split, but not much of 24 MiB.
@@ -178,7 +178,7 @@ fn a_file_stands_behind_nodes() {
     vm.guest("fill cold 80M");
     vm.guest(&format!("hot h {PROGRAM} 1 {PART}"));
     until("each tier to hold its share", || {
-        let [fast, slow, stored] = held(&vm)[..] else { panic!("three tiers") };
+        let [fast, slow, stored] = tier_bytes(&vm)[..] else { panic!("three tiers") };
         println!("{}, {} and {} MiB", fast / MIB, slow / MIB, stored / MIB);
         let fits = fast <= 80 * MIB + SLACK_BYTES && slow <= 64 * MIB + SLACK_BYTES;
         (fits && slow > 30 * MIB && stored > 30 * MIB).then_some(())

@@ -68,9 +68,9 @@ fn a_start_goes_on_without_the_daemon() {
     let place = host.directory().join("slow");
     fs::create_dir(&place).unwrap();
     permit(&place, 0o777);
-    let [slow, told, go] = ["qemu", "told", "go"].map(|name| place.join(name));
+    let [slow, started, go] = ["qemu", "started", "go"].map(|name| place.join(name));
     let waits =
-        format!("touch {}; while [ ! -e {} ]; do sleep 0.1; done", told.display(), go.display());
+        format!("touch {}; while [ ! -e {} ]; do sleep 0.1; done", started.display(), go.display());
     let text = format!("case \"$*\" in *ebb-qmp*) {waits};; esac\nexec qemu-system-x86_64 \"$@\"");
     fs::write(&slow, format!("#!/bin/sh\n{text}\n")).unwrap();
     permit(&slow, 0o755);
@@ -80,7 +80,7 @@ fn a_start_goes_on_without_the_daemon() {
         let host = host.clone();
         move || host.ebb(run)
     });
-    until("QEMU to be started", || told.exists().then_some(()));
+    until("QEMU to be started", || started.exists().then_some(()));
     host.kill_daemon();
     starting.join().expect("ebb ends").refused();
     assert!(host.list().is_empty(), "it is not on record yet");

@@ -132,7 +132,7 @@ fn a_device_meets_no_empty_memory_in_strict_mode() {
 }
 
 #[test]
-fn no_more_is_taken_than_asked_for() {
+fn no_more_is_reclaimed_than_asked_for() {
     let vm = Host::new().run(Guest::debian("6.1-cloud"));
     vm.guest("fill a 600M");
     vm.guest("free a");
@@ -179,7 +179,7 @@ fn huge_pages_go_and_come_back_in_strict_mode() {
 }
 
 #[test]
-fn a_guest_in_reserved_huge_pages_is_held_but_not_taken_from() {
+fn a_guest_in_reserved_huge_pages_is_managed_but_not_reclaimed() {
     let setting = HostSetting::reserved_huge_pages(1 << 30);
     require!(setting.as_ref());
     let vm = Host::new().run(Guest::debian("6.1-cloud").memory("1G").backing("hugetlb"));

@@ -41,17 +41,17 @@ impl Scarce {
 
     /// Waits until it has reported on each VM, or has given up.
     fn wait(&mut self, vms: &[Vm]) {
-        let told = || fs::read_to_string(&self.log).unwrap_or_default();
+        let log = || fs::read_to_string(&self.log).unwrap_or_default();
         let has_word = |name: &str| {
             ["recovered", "not recovered"]
                 .iter()
-                .any(|word| told().contains(&format!("{name}: {word}")))
+                .any(|word| log().contains(&format!("{name}: {word}")))
         };
         let found = until_or(|| {
             let ended = self.child.try_wait().expect("its end").is_some();
             (ended || vms.iter().all(|vm| has_word(vm.name()))).then_some(())
         });
-        assert!(found.is_some(), "no word on each VM: {}", told());
+        assert!(found.is_some(), "no word on each VM: {}", log());
     }
 }
 

@@ -49,7 +49,7 @@ fn a_panic_costs_a_moment_of_one_vms_service() {
             (host.log().matches("its service failed").count() > before).then_some(())
         });
         assert_eq!(state(&host, &other), Some(State::Managed), "{place}");
-        until("it to be taken up again", || {
+        until("it to be recovered again", || {
             (state(&host, &vm) == Some(State::Managed)).then_some(())
         });
         assert_eq!(vm.guest("check kept"), "0", "{place}");
@@ -88,7 +88,7 @@ fn a_qemu_that_stands_still_delays_nobody() {
 }
 
 #[test]
-fn a_disk_that_is_not_to_be_had_keeps_one_vm_waiting() {
+fn a_disk_that_is_not_available_delays_one_vm_only() {
     let host = Host::new();
     let disk = Disk::new(&host, "disk", "64M");
     let (vm, other) = (host.run(small().own_disk(&disk)), host.run(small()));
@@ -97,13 +97,13 @@ fn a_disk_that_is_not_to_be_had_keeps_one_vm_waiting() {
     let image = File::open(disk.image()).expect("the image");
     flock(&image, FlockOperation::LockExclusive).expect("nobody else has it");
     assert_eq!(host.list().len(), 2);
-    until("the other VM to be taken up", || {
+    until("the other VM to be recovered", || {
         (state(&host, &other) == Some(State::Managed)).then_some(())
     });
     other.reclaim();
     assert_eq!(state(&host, &vm), Some(State::Recovering));
     drop(image);
-    until("the VM to be taken up", || (state(&host, &vm) == Some(State::Managed)).then_some(()));
+    until("the VM to be recovered", || (state(&host, &vm) == Some(State::Managed)).then_some(()));
     assert_eq!(vm.guest("check a"), "0");
 }
 

@@ -85,8 +85,9 @@ fn the_oldest_are_written_back_and_the_daemon_may_die() {
     host.kill9();
     host.set("EBB_COMPRESSED", "0");
     host.start();
-    let gone = |status: &LimitStatus| status.compressed_pages == 0 && status.compressed_bytes == 0;
-    until("compressed memory to be empty", || Some(vm.status().limit).filter(gone));
+    let is_empty =
+        |status: &LimitStatus| status.compressed_pages == 0 && status.compressed_bytes == 0;
+    until("compressed memory to be empty", || Some(vm.status().limit).filter(is_empty));
     assert_eq!(vm.guest("check soft"), "0");
     assert_eq!(vm.guest("check hard"), "0");
 }

@@ -20,7 +20,7 @@ fn mounted(host: &Host, disk: &Disk) -> Vm {
 
 /// What the guest has read from its disk is evicted without a write, and comes back from the disk.
 #[test]
-fn the_page_cache_rests_on_the_disk() {
+fn the_page_cache_is_disk_backed() {
     let host = Host::new();
     let mut disk = Disk::new(&host, "disk", "512M").formatted("ext4");
     let vm = mounted(&host, &disk);
@@ -71,7 +71,7 @@ fn new_memory_is_not_read_back() {
 
 /// Blocks are overwritten while frames are disk-backed by them.
 #[test]
-fn blocks_change_under_resting_frames() {
+fn blocks_change_under_disk_backed_frames() {
     let host = Host::new();
     let mut disk = Disk::new(&host, "disk", "512M").formatted("ext4");
     let vm = mounted(&host, &disk);
@@ -111,7 +111,7 @@ fn no_byte_is_lost_when_the_daemon_dies() {
 }
 
 #[test]
-fn a_vm_whose_disk_is_served_stays_held() {
+fn a_vm_whose_disk_is_served_stays_managed() {
     let host = Host::new();
     let disk = Disk::new(&host, "disk", "64M").formatted("ext4");
     let vm = mounted(&host, &disk);
@@ -128,12 +128,12 @@ fn what_is_freed_is_dropped() {
     let vm = host.run(Guest::debian("6.1-cloud").memory("512M").own_disk(&disk));
     vm.guest("mount ext4 /dev/vda /mnt");
     vm.guest("fill kept 40M");
-    vm.guest("fill gone 200M");
+    vm.guest("fill freed 200M");
     vm.wait_trusted();
     limit(&vm, 150);
     let before = vm.status().limit;
     assert!(before.saved_bytes > 100 * MIB, "{before:?}");
-    vm.guest("free gone");
+    vm.guest("free freed");
     // Other memory makes pressure: few of the frames that it takes are those of what was freed.
     vm.guest("files a 60M /mnt");
     let after = until("the rest to be dropped", || {

@@ -97,10 +97,10 @@ fn the_fast_tier_keeps_what_is_hot() {
     vm.guest("hoton h 20");
     let refilled = vm.status().limit.refilled_total_bytes - before;
     println!("{} KiB of 20 MiB brought back", refilled >> 10);
-    assert!(refilled < 5 * MIB, "{refilled} bytes of the hot set had gone");
+    assert!(refilled < 5 * MIB, "{refilled} bytes of the hot set were evicted");
     let tier = vm.status().tier.expect("tiers");
-    let held: Vec<u64> = tier.tiers.iter().map(|tier| tier.held_bytes).collect();
-    assert!(held[0] <= 248 * MIB && held[1] > 50 * MIB, "{tier:?}");
+    let tier_bytes: Vec<u64> = tier.tiers.iter().map(|tier| tier.held_bytes).collect();
+    assert!(tier_bytes[0] <= 248 * MIB && tier_bytes[1] > 50 * MIB, "{tier:?}");
     assert!(tier.hot_bytes > Some(10 * MIB), "{tier:?}");
     let warnings = vm.status().warnings;
     let is_told = |warning: &String| warning.contains("use of its memory is seen: an emulator");

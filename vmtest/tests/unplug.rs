@@ -24,7 +24,7 @@ const MOVABLE: &str = "memhp_default_state=online_movable";
 const ASK_AGAIN: Duration = Duration::from_secs(20);
 const ROOM: &str = "-m slots=4,maxmem=4G";
 /// An address within that room, apart from where QEMU puts the first device.
-const ELSEWHERE: u64 = 6 << 30;
+const OTHER_ADDRESS: u64 = 6 << 30;
 
 fn guest() -> Guest {
     Guest::debian("6.1-cloud").memory("512M").append(MOVABLE).qemu_args(ROOM)
@@ -98,7 +98,7 @@ fn take(vm: &Vm) -> VmStatus {
 
 /// Checks that `unplugged` devices were dropped, and with them what was saved of them.
 fn assert_released(vm: &Vm, unplugged: u64, dimms: u64) -> VmStatus {
-    let status = until(format_args!("{unplugged} devices to be let go of"), || {
+    let status = until(format_args!("{unplugged} devices to be released"), || {
         Some(vm.status()).filter(|status| status.unplugged_bytes == unplugged * DIMM_BYTES)
     });
     assert_eq!(status.memory_bytes, MAIN_BYTES + dimms * DIMM_BYTES);
@@ -126,10 +126,10 @@ fn memory_that_is_plugged_in_later_is_warned_of() {
             let warnings = vm.status().warnings;
             warnings
                 .into_iter()
-                .find(|told| told.contains("plugged in after") && told.contains(name))
+                .find(|line| line.contains("plugged in after") && line.contains(name))
         })
     };
-    assert!(!vm.status().warnings.iter().any(|told| told.contains("plugged in after")));
+    assert!(!vm.status().warnings.iter().any(|line| line.contains("plugged in after")));
     // Memory of QEMU's alone, which no descriptor shows.
     let private = json!({ "qom-type": "memory-backend-ram", "id": "own", "size": DIMM_BYTES });
     vm.qmp("object-add", private);
@@ -164,7 +164,7 @@ fn devices_leave_a_vm_that_was_attached() {
     delete(&vm, 1);
     let after = assert_released(&vm, 1, 1);
     assert!(after.limit.saved_bytes + 100 * MIB < half.limit.saved_bytes, "{after:?}");
-    assert_eq!(on_record(&vm).iter().filter(|gone| **gone).count(), 1);
+    assert_eq!(on_record(&vm).iter().filter(|unplugged| **unplugged).count(), 1);
     host.kill9();
     host.start();
     assert_released(&vm, 1, 1);
@@ -176,7 +176,7 @@ fn devices_leave_a_vm_that_was_attached() {
     host.start();
     let last = assert_released(&vm, 2, 0);
     assert!(last.limit.saved_bytes <= MAIN_BYTES, "{last:?}");
-    assert!(on_record(&vm).iter().filter(|gone| **gone).count() == 2);
+    assert!(on_record(&vm).iter().filter(|unplugged| **unplugged).count() == 2);
     until("the swap file to be no larger than what is left", || {
         (vm.status().limit.swap_file_bytes <= MAIN_BYTES).then_some(())
     });
@@ -231,7 +231,7 @@ fn a_device_leaves_a_vm_that_ebb_started() {
 /// The memory is the same, at an address that Ebb does not know: Ebb's disks read and write it
 /// there.
 #[test]
-fn a_device_comes_back_elsewhere_beside_ebbs_disk() {
+fn a_device_returns_at_another_address_beside_ebbs_disk() {
     let host = Host::new();
     let mut disk = Disk::new(&host, "disk", "512M").formatted("ext4");
     let backend = format!("memory-backend-memfd,id=mem0,size={DIMM_BYTES},share=on");
@@ -239,7 +239,8 @@ fn a_device_comes_back_elsewhere_beside_ebbs_disk() {
     let vm = host.run(guest().own_disk(&disk).qemu_args(&words));
     wait_dimms(&vm, 1);
     unplug(&vm, 0);
-    let device = json!({ "driver": "pc-dimm", "id": "dimm0", "memdev": "mem0", "addr": ELSEWHERE });
+    let device =
+        json!({ "driver": "pc-dimm", "id": "dimm0", "memdev": "mem0", "addr": OTHER_ADDRESS });
     vm.qmp("device_add", device);
     wait_dimms(&vm, 1);
     vm.guest("mount ext4 /dev/vda /mnt");

@@ -58,94 +58,94 @@ const PROGRAMS: &str = "EBB_BIN_DIR";
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Which
+    /// The benchmark to run
     #[arg(value_enum, default_value = "all", conflicts_with = "all")]
     name: Name,
-    /// Each of them
+    /// Run all benchmarks
     #[arg(long)]
     all: bool,
-    /// Fewer rounds, about a minute each: no goal is decided
+    /// Run fewer rounds, about a minute for each benchmark; no goal is decided
     #[arg(long)]
     quick: bool,
-    /// What is finished of the same build on this machine is not taken again
+    /// Skip what is finished, of the same build on this machine
     #[arg(long)]
     resume: bool,
-    /// Where results go, and what `--resume` goes on with [default: target/bench; of quick runs
-    /// target/bench/quick]
+    /// Directory of the results, from which `--resume` goes on [default: target/bench, with
+    /// `--quick` target/bench/quick]
     #[arg(long, value_name = "DIR")]
     results: Option<PathBuf>,
-    /// Of the order in which sides take turns [default: any]
+    /// Seed for the random order of the sides [default: a new one]
     #[arg(long)]
     seed: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Name {
-    /// From a fault's event to its end
+    /// Time from the event of a fault to its end
     Fault,
-    /// Taking free memory, and giving it back
+    /// Reclaim of free memory, and its return
     Reclaim,
-    /// Reading the guest's page metadata
+    /// Reads of the guest's page metadata
     Scan,
-    /// What the daemon itself holds
+    /// Memory of the daemon itself, and of each VM's process
     Memory,
-    /// Saving pages to disk and in memory, and loading them
+    /// Saving pages to disk and to compressed memory, and loading them
     Store,
-    /// What a VM that refills without end costs another one on the same disk
+    /// What a VM that refills without end costs another VM on the same disk
     Starve,
-    /// Requests of a disk that cannot wait while free memory is taken
+    /// Requests of a disk that cannot wait, while free memory is reclaimed
     Dma,
-    /// A file read again and again by a guest that is short of memory
+    /// A guest at its limit reads a file again and again
     VswapperFig9,
-    /// Memory taken by a guest that is short of it
+    /// A guest at its limit allocates memory
     VswapperFig10,
-    /// A compressor in a guest with less and less memory
+    /// A compressor in guests with less and less memory
     VswapperFig11,
-    /// A compiler in a guest with less and less memory
+    /// A compiler in guests with less and less memory
     VswapperFig12,
-    /// More and more guests that share what the host has
+    /// More and more guests that share the host's memory
     VswapperFig14,
-    /// What could rest on the guest's disk, and its page cache
+    /// Memory that the guest's disk could back, against the guest's page cache
     VswapperFig15,
-    /// The guest's disk by Ebb and by QEMU, with memory enough
+    /// A disk served by Ebb and by QEMU, with enough memory
     VswapperPlentiful,
-    /// Getting and putting frames of the allocator that a guest shares with the host
+    /// Getting and putting frames in the shared allocator (LLFree)
     Llfree,
-    /// Taking memory in the allocator that a guest shares, and giving it back
+    /// Reclaim by the shared allocator (HyperAlloc), and its return
     HyperallocFig4,
-    /// Looking there for what is free
+    /// Search for free huge frames in the shared allocator
     HyperallocScan,
-    /// The guest's speed while its VM is made smaller and larger
+    /// The guest's speed while its VM shrinks and grows
     HyperallocTab2,
-    /// A compile in a guest, and what the host keeps for it
+    /// A compile in a guest, and the host memory that it takes
     HyperallocFig7,
-    /// Three guests that compile one after the other, and what they take together
+    /// Three guests that compile one after the other, and the host memory that they take together
     HyperallocFig11,
-    /// Two NUMA nodes resized step by step
+    /// Two NUMA nodes that are resized step by step
     VirtioMemTab1,
-    /// What Linux keeps metadata for while a guest grows and shrinks
+    /// Memory for which Linux keeps page metadata while a guest grows and shrinks
     VirtioMemFig3,
-    /// Shrinking with memory that cannot move
+    /// Shrinking a guest that has memory that cannot move
     VirtioMemFig5,
-    /// A guest's speed while it shrinks
+    /// The guest's speed while its VM shrinks
     VirtioMemFig7,
     /// How long growing and shrinking takes
     VirtioMemPlug,
-    /// What looking for used memory looks at, and what it costs the guest
+    /// How many page-table entries a monitoring visits, and what that costs the guest
     VtmmFig2,
-    /// How often pages are found used, and which are found hot
+    /// How often pages are found used, and which pages count as hot
     VtmmFig3,
-    /// How many accesses fast memory serves, by who places pages
+    /// Share of accesses that fast memory serves, by placement policy
     VtmmFig5,
-    /// How many accesses a guest manages whose memory is mostly swapped out or compressed
+    /// Accesses of a guest whose memory is mostly evicted or compressed
     VtmmFig5Fault,
-    /// Four VMs with unlike needs, each on its own and in a pool
+    /// Four VMs with different needs, each on its own and in a pool
     VtmmFig8,
-    /// Sorting pages by how hot they are
+    /// Sorting pages by degree
     VtmmSort,
-    /// Moving pages between two nodes of memory, and what it costs who uses them
+    /// Moving pages between two NUMA nodes, and what that costs their users
     VtmmTab4,
-    /// Each of them
+    /// All benchmarks
     All,
 }
 
@@ -215,7 +215,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         let name = name.to_possible_value().map(|value| value.get_name().to_owned());
         let name = name.unwrap_or_default();
         if session.is_finished(&name)? {
-            println!("{name}: it is there already\n");
+            println!("{name}: finished already\n");
             continue;
         }
         println!("{name}");
@@ -235,7 +235,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             Err(why) => return Err(why),
         }
     }
-    ensure!(failed.is_empty(), "not taken: {}", failed.join(", "));
+    ensure!(failed.is_empty(), "not measured: {}", failed.join(", "));
     Ok(())
 }
 
@@ -269,7 +269,7 @@ pub mod tests {
     use crate::bench::rounds::Rounds;
     use crate::bench::row::{Better, Row};
 
-    /// Returns the JSON of a full run that compares these figures in each possible way.
+    /// Returns the JSON of a full run that compares these figures by each kind of row.
     pub fn written(ebb: &[f64], other: &[f64]) -> String {
         let directory = vmtest::Scratch::new("ebb-test-").unwrap();
         let place = directory.path().to_owned();

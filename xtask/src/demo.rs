@@ -43,9 +43,8 @@ fn round(keeper: Keeper, view: &mut View) -> anyhow::Result<Record> {
         "{}",
         match keeper {
             Keeper::Nobody =>
-                "1 of 2: booting; `ebb detach` then lets the VM go, and nothing of Ebb is left in it",
-            Keeper::Ebb =>
-                "2 of 2: booting; `ebb auto on --interval 1s` then takes free memory back",
+                "1 of 2: booting; then `ebb detach`, and nothing of Ebb is left in the VM",
+            Keeper::Ebb => "2 of 2: booting; `ebb auto on --interval 1s` then reclaims free memory",
         }
     );
     let record = round::run(keeper, view)?;
@@ -62,7 +61,7 @@ fn report(records: &[Record; 2]) -> anyhow::Result<()> {
     let wrong: u64 = records.iter().map(|record| record.guest.wrong_bytes).sum();
     ensure!(wrong == 0, "{wrong} bytes were not what the guest had written");
     if with.ebb.as_ref().is_none_or(|ebb| ebb.status.reclaimed_total_bytes == 0) {
-        bail!("Ebb has taken nothing");
+        bail!("Ebb has reclaimed nothing");
     }
     Ok(())
 }

@@ -70,12 +70,12 @@ impl Args {
 /// Builds a kernel, or finds it built.
 ///
 /// # Errors
-/// The kernel cannot be built. Tests are told why.
+/// The kernel cannot be built. Tests get the reason.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let made = make(args);
     let mut kernels = vmtest::assets::load().unwrap_or_default();
-    let told = made.as_ref().map(Kernel::clone).map_err(|error| format!("{error:#}"));
-    kernels.insert(args.label().into(), told);
+    let result = made.as_ref().map(Kernel::clone).map_err(|error| format!("{error:#}"));
+    kernels.insert(args.label().into(), result);
     vmtest::assets::store(&kernels)?;
     println!("{:<10} {}", args.label(), made?.package);
     Ok(())

@@ -44,7 +44,7 @@ fn catch_within(grace: Duration) -> anyhow::Result<()> {
 /// # Errors
 /// The flag is raised.
 pub fn check() -> anyhow::Result<()> {
-    ensure!(!RAISED.load(Ordering::Relaxed), "interrupted: the VM and the daemon are gone");
+    ensure!(!RAISED.load(Ordering::Relaxed), "interrupted: the VM and the daemon have ended");
     Ok(())
 }
 

@@ -20,20 +20,20 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 enum Task {
-    /// Make the kernels, initial RAM disks and the QEMU that tests and demo boot
+    /// Make the kernels, the initial RAM disks and the QEMU for tests and demo
     Assets(assets::Args),
-    /// Show a real VM's memory on the host, without Ebb and with it: live, a table and a picture
+    /// Show a real VM's memory on the host, without and with Ebb: live, as a table and as a plot
     Demo,
     /// Measure Ebb against the bare system calls and against QEMU: tables, and JSON in target/bench
     Bench(bench::Args),
-    /// Take what benchmarks found into docs/results, and write docs/benchmarks.md from it
+    /// Copy results of benchmarks to docs/results, and write docs/benchmarks.md from them
     Results(results::Args),
     /// Build the guest's Linux with the allocator that it shares with the host
     GuestKernel(guest_kernel::Args),
-    /// Fetch QEMU 11, which has a device for any vhost-user back-end, and print where it is
+    /// Fetch QEMU 11, which has a device for any vhost-user back end, and print its path
     #[command(name = "qemu11")]
     Qemu11,
-    /// Repeat the tests that look for rare events, and fuzz, until the time is up
+    /// Repeat fuzzing and the tests that look for rare events, until the time is up
     Soak(soak::Args),
 }
 

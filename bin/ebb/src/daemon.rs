@@ -34,8 +34,8 @@ pub fn connect(run_dir: &Path) -> anyhow::Result<UnixStream> {
     }
 }
 
-/// Returns the pid of the process that listens there, or `None` if nobody does or it cannot be
-/// told.
+/// Returns the pid of the process that listens there, or `None` if nobody does or that
+/// cannot be found out.
 pub fn pid(run_dir: &Path) -> Option<i32> {
     let stream = listening(run_dir).ok()??;
     Some(rustix::net::sockopt::socket_peercred(&stream).ok()?.pid.as_raw_pid())

@@ -98,14 +98,14 @@ fn near_guesses_only(mut error: clap::Error) -> clap::Error {
 
 /// Returns clap's message without its headline word, usage and pointer to the help.
 fn usage_line(rendered: &str) -> String {
-    let told = rendered
+    let parts = rendered
         .split("\n\n")
         .map(str::trim_start)
         .filter(|part| !part.is_empty())
         .filter(|part| !part.starts_with("Usage:") && !part.starts_with("For more information"))
         .map(one_line)
         .collect::<Vec<_>>();
-    told.join("; ").trim_start_matches("error: ").to_owned()
+    parts.join("; ").trim_start_matches("error: ").to_owned()
 }
 
 fn one_line(text: &str) -> String {

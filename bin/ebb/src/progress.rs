@@ -11,19 +11,19 @@ const EVERY: Duration = Duration::from_secs(1);
 /// A line on standard error. It is written only on a terminal, and erased when this value is
 /// dropped.
 pub struct Progress {
-    is_seen: bool,
+    is_terminal: bool,
     is_written: bool,
 }
 
 impl Progress {
     /// Begins with nothing written.
     pub fn new() -> Progress {
-        Progress { is_seen: io::stderr().is_terminal(), is_written: false }
+        Progress { is_terminal: io::stderr().is_terminal(), is_written: false }
     }
 
     /// Writes `line` over the previous one.
     pub fn show(&mut self, line: &str) {
-        if self.is_seen {
+        if self.is_terminal {
             self.is_written = true;
             put(line);
         }
@@ -41,7 +41,7 @@ impl Drop for Progress {
 /// Does `work`, and shows meanwhile `what` and for how long it has run.
 pub fn during<T>(what: &str, work: impl FnOnce() -> T) -> T {
     let mut progress = Progress::new();
-    if !progress.is_seen {
+    if !progress.is_terminal {
         return work();
     }
     let (is_done, done) = mpsc::channel::<()>();

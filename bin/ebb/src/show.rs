@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn a_guest_cannot_write_to_the_terminal() {
-        assert_eq!(row("kernel", "6.1\x1b[2J\nheld"), "  kernel        6.1?[2J?held\n");
+        assert_eq!(row("kernel", "6.1\x1b[2J\nmore"), "  kernel        6.1?[2J?more\n");
     }
 
     #[test]

@@ -25,9 +25,9 @@ fn start(directory: &Path) -> (UnixStream, Child) {
     let mut child =
         command(directory).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let (port, _) = qemu.accept().unwrap();
-    let mut told = [0; 6];
-    child.stdout.as_mut().unwrap().read_exact(&mut told).unwrap();
-    assert_eq!(&told, b"ready\n");
+    let mut greeting = [0; 6];
+    child.stdout.as_mut().unwrap().read_exact(&mut greeting).unwrap();
+    assert_eq!(&greeting, b"ready\n");
     (port, child)
 }
 
@@ -115,8 +115,8 @@ fn one_that_cannot_be_confined_says_why() {
         command(&path).stdin(Stdio::null()).output().unwrap()
     };
     let output = std::thread::spawn(start).join().unwrap();
-    let told = String::from_utf8(output.stdout).unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
     assert!(!output.status.success());
-    assert!(told.starts_with("giving up privileges: ") && told.contains("not permitted"), "{told}");
+    assert!(text.starts_with("giving up privileges: ") && text.contains("not permitted"), "{text}");
     assert!(!directory.path().join("console.sock").exists());
 }

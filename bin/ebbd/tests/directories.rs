@@ -87,8 +87,8 @@ fn vms_on_record_are_served_without_the_swap_directory() {
 fn swap_files_in_memory_are_warned_of() {
     let base = tempfile::tempdir_in("/dev/shm").unwrap();
     // Nothing can be written there, but that is never tried, and it is not in memory.
-    let elsewhere = format!("/proc/{}", std::process::id());
-    for (swap_dir, warns) in [(base.path(), true), (Path::new(&elsewhere), false)] {
+    let proc_directory = format!("/proc/{}", std::process::id());
+    for (swap_dir, warns) in [(base.path(), true), (Path::new(&proc_directory), false)] {
         let why = refused(&base.path().join("run"), swap_dir);
         assert!(why.contains("--compressed"), "{why}");
         let warned = why.lines().filter(|line| line.contains("saves nothing")).count();

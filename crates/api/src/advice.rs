@@ -11,8 +11,8 @@ pub fn end(pid: impl std::fmt::Display) -> String {
     format!("end ebbd (`kill {pid}`)")
 }
 
-/// Of a run directory on a disk, where `ebb run` and `ebb attach` hold no VM; `daemon`: the process
-/// that serves it already.
+/// Of a run directory on a disk, where `ebb run` and `ebb attach` manage no VM; `daemon`: the
+/// process that serves it already.
 pub fn keys_on_disk(run_dir: &Path, daemon: Option<i32>) -> (String, String) {
     let why = format!(
         "the run directory {} is on a disk, and the key of the VM's swap file would be, too",

@@ -1,4 +1,4 @@
-//! The choices a VM is held under.
+//! The choices under which a VM is managed.
 
 use std::fmt;
 use std::str::FromStr;
@@ -91,7 +91,7 @@ choice! {
 choice! {
     /// How reclaimed memory is watched.
     Mode {
-        /// A record of every emptied block, its metadata write-protected: memory is back before
+        /// A record of every reclaimed block, its metadata write-protected: memory is back before
         /// the guest uses it, devices included.
         Strict = "strict",
         /// Nothing recorded, nothing left protected: the guest's next touch brings fresh memory.
@@ -130,7 +130,7 @@ choice! {
         /// Ebb serves its faults and may take its memory.
         #[serde(rename = "held")]
         Managed = "held",
-        /// A daemon before this one held it, and this one is about to.
+        /// An earlier process managed it, and the next one is about to.
         #[serde(rename = "taking_up")]
         Recovering = "taking_up",
         /// That failed, or its service did. A guest that needs Ebb waits; it is tried again.

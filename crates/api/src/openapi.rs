@@ -53,7 +53,7 @@ mod v1 {
 
     const NO_ROOM: &str = "There is no room for the record; nothing was changed.";
     const NOT_NOW: &str =
-        "The VM cannot answer now: it is being recovered, is busy, or waits for room.";
+        "The VM cannot answer now: it is being recovered, is busy, hangs, or waits for room.";
     const NO_STATUS: &str = "The VM is managed, but its status is not known yet: ask for it again.";
 
     /// The daemon's release, process and run directory.

@@ -1,4 +1,4 @@
-//! The state of a held VM, as `ebb status --json` prints it.
+//! The state of a managed VM, as `ebb status --json` prints it.
 
 mod balloon;
 mod faults;

@@ -238,7 +238,7 @@ impl Server {
         while let Some(stream) = self.wait_front_end() {
             let path = self.disk.image.path();
             match self.serve(stream) {
-                Ok(()) => tracing::debug!("{}: the front end has gone", path.display()),
+                Ok(()) => tracing::debug!("{}: the front end has disconnected", path.display()),
                 Err(error) => tracing::warn!("{}: front end: {error}", path.display()),
             }
         }
@@ -286,14 +286,14 @@ impl Server {
         let end = daemon.wait();
         match (left, end) {
             _ if device.kept().is_broken() => Err(Left::Memory.into()),
-            (Err(left), _) if !matches!(left, Left::Gone) => Err(left.into()),
-            (_, Err(error)) if !has_gone(&error) => Err(error.into()),
+            (Err(left), _) if !matches!(left, Left::Closed) => Err(left.into()),
+            (_, Err(error)) if !has_closed(&error) => Err(error.into()),
             _ => Ok(()),
         }
     }
 }
 
-fn has_gone(error: &DaemonError) -> bool {
+fn has_closed(error: &DaemonError) -> bool {
     use ProtocolError::{Disconnected, PartialMessage};
     matches!(error, DaemonError::HandleRequest(Disconnected | PartialMessage))
 }

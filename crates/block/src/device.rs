@@ -155,8 +155,8 @@ impl VhostUserBackend for Device {
     }
 
     /// Waits until every transfer has ended. The front end takes our answer for all that we have
-    /// seen of the queue, and may then reuse its memory. A request that the driver was not told of,
-    /// because it or one before it waits for memory, counts as not seen.
+    /// seen of the queue, and may then reuse its memory. A request whose end the driver does not
+    /// know, because it or one before it waits for memory, counts as not seen.
     fn stop_vring(&self, index: u32) -> io::Result<()> {
         let Some(queue) = self.queues.get(index as usize) else { return Ok(()) };
         let mut worker = queue.worker();

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formats_are_told_by_their_magic() {
+    fn formats_are_known_by_their_magic() {
         for (offset, magic, name) in MAGICS {
             let mut image = vec![0; 4096];
             image[offset as usize..][..magic.len()].copy_from_slice(magic);

@@ -153,9 +153,9 @@ impl Tables {
         self.used -= 1;
     }
 
-    fn forget_where(&mut self, gone: impl Fn(u64) -> bool) {
+    fn forget_where(&mut self, matches: impl Fn(u64) -> bool) {
         let blocks: Vec<u64> = { self.by_hash.iter() }
-            .filter(|entry| entry.is_used() && gone(entry.block()))
+            .filter(|entry| entry.is_used() && matches(entry.block()))
             .map(|entry| entry.block())
             .collect();
         blocks.into_iter().for_each(|block| self.forget(block));

@@ -295,18 +295,18 @@ impl Job {
     ) -> Result<(), Halted> {
         let segments = self.segments_of(piece);
         let content = buffer.get(within(piece, &outer(piece))).ok_or(Status::IoError.into());
-        let told = match self.is_write() {
+        let copied = match self.is_write() {
             true => Ok(()),
             false => content.and_then(|read| Ok(self.guest.write(segments.clone(), read)?)),
         };
-        if !disk.wants_content || told.is_err() {
+        if !disk.wants_content || copied.is_err() {
             buffers.give_back(buffer);
-            return told;
+            return copied;
         }
         let direction = if self.is_write() { Direction::Write } else { Direction::Read };
         let (piece, _held) = (piece.clone(), self.held.clone());
         buffers.lessons.push(Lesson { piece, segments, direction, buffer, _held });
-        told
+        copied
     }
 
     /// Counts a request that succeeded.

@@ -25,7 +25,7 @@ use crate::patience::Patience;
 use crate::pause::Pause;
 use crate::request::{Request, StatusByte};
 
-/// Most transfers that the kernel is told of at once. More wait.
+/// Most transfers that the kernel gets at once. More wait.
 const RING_ENTRIES: u32 = 256;
 
 /// Longest time to poll for events before other events of this thread are handled.
@@ -156,7 +156,8 @@ impl Worker {
     }
 
     /// Resets the state after the queue was stopped, as it may come back as another. Requests that
-    /// the driver was not told of are left in the queue as if never taken, and are done then.
+    /// whose end the driver does not know are left in the queue as if never taken, and are done
+    /// then.
     pub(crate) fn stopped(&mut self) {
         if let Some(vring) = self.vring.take() {
             let undone = self.order.len() as u16;

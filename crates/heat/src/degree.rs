@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn writes_weigh_what_they_are_told_to() {
+    fn writes_weigh_what_is_given() {
         // Of DRAM and PMem (vTMM, section 3.3.1).
         let weights = Weights::new(1, 3).unwrap();
         assert_eq!(weights.degree(Uses { reads: 2, writes: 5 }), 17);

@@ -27,11 +27,15 @@ pub trait TableMemory {
     ///
     /// # Errors
     /// From the host.
-    fn while_held(&self, metadata: Gfn, work: &mut dyn FnMut(&dyn HeldTables)) -> io::Result<bool>;
+    fn while_locked(
+        &self,
+        metadata: Gfn,
+        work: &mut dyn FnMut(&dyn LockedTables),
+    ) -> io::Result<bool>;
 }
 
 /// What is possible while page metadata is locked and protected.
-pub trait HeldTables {
+pub trait LockedTables {
     /// Runs `work` with a frame's words, both as read now and in place for compare-and-swap, while
     /// the frame stays where it is. `false`: it is not plain memory now.
     ///
@@ -62,14 +66,18 @@ impl TableMemory for PagerTables<'_> {
         self.pager.tables().read_table(table, entries)
     }
 
-    fn while_held(&self, metadata: Gfn, work: &mut dyn FnMut(&dyn HeldTables)) -> io::Result<bool> {
-        let Some(held) = self.pager.tables().hold_metadata(metadata)? else { return Ok(false) };
+    fn while_locked(
+        &self,
+        metadata: Gfn,
+        work: &mut dyn FnMut(&dyn LockedTables),
+    ) -> io::Result<bool> {
+        let Some(held) = self.pager.tables().lock_metadata(metadata)? else { return Ok(false) };
         work(&held);
         Ok(true)
     }
 }
 
-impl HeldTables for ebb_pager::HeldMetadata<'_> {
+impl LockedTables for ebb_pager::LockedMetadata<'_> {
     fn table(&self, table: Gfn, work: &mut dyn FnMut(&Entries, &[AtomicU64])) -> bool {
         self.with_table(table, work)
     }

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use ebb_inspect::Guest;
 use ebb_units::{FrameRange, Gfn};
 
-use crate::door::{ENTRIES, Entries, HeldTables};
+use crate::door::{ENTRIES, Entries, LockedTables};
 use crate::{Entry, Observer, Round, TableMemory, TrackError, Tracker, Verdict, Walk};
 
 /// Page tables to look at in a round at most: one for this many frames of RAM.
@@ -89,11 +89,11 @@ impl Tracker for GuestTracker<'_> {
 }
 
 /// The frames seen in this round, as a bit field.
-struct Seen(Vec<u64>);
+struct Visited(Vec<u64>);
 
-impl Seen {
-    fn new(end: Gfn) -> Seen {
-        Seen(vec![0; usize::try_from(end.0.div_ceil(64)).unwrap_or(0)])
+impl Visited {
+    fn new(end: Gfn) -> Visited {
+        Visited(vec![0; usize::try_from(end.0.div_ceil(64)).unwrap_or(0)])
     }
 
     /// Adds a frame. Returns whether it is new; never for a frame beyond the end.
@@ -117,12 +117,12 @@ struct Look<'a> {
     observer: &'a mut dyn Observer,
     walk: Walk,
     prunes: bool,
-    seen: Seen,
+    visited: Visited,
     tables_left: u64,
     large_frames_left: u64,
     /// Tables of the next lower level.
     next: Vec<Gfn>,
-    last_held: Option<Gfn>,
+    last_locked: Option<Gfn>,
     round: Round,
 }
 
@@ -139,11 +139,11 @@ impl<'a> Look<'a> {
             observer,
             walk,
             prunes: tracker.prunes(),
-            seen: Seen::new(Gfn(end)),
+            visited: Visited::new(Gfn(end)),
             tables_left: TABLES_LEAST.max(frames / TABLES_PART),
             large_frames_left: LARGE_TIMES * frames,
             next: Vec::new(),
-            last_held: None,
+            last_locked: None,
             round: Round::default(),
         }
     }
@@ -167,8 +167,8 @@ impl<'a> Look<'a> {
     /// Protects metadata once more after the last bit was cleared. The host's kernel then has
     /// processors drop the translations by which a page in use would not set its bit again.
     fn settle(&mut self) -> Result<(), TrackError> {
-        match self.last_held {
-            Some(metadata) => Ok(self.memory.while_held(metadata, &mut |_| ()).map(drop)?),
+        match self.last_locked {
+            Some(metadata) => Ok(self.memory.while_locked(metadata, &mut |_| ()).map(drop)?),
             None => Ok(()),
         }
     }
@@ -239,7 +239,7 @@ impl<'a> Look<'a> {
     }
 
     fn add(&mut self, table: Gfn) {
-        if !self.is_ram(FrameRange::new(table, 1)) || !self.seen.add(table) {
+        if !self.is_ram(FrameRange::new(table, 1)) || !self.visited.add(table) {
             return;
         }
         match self.tables_left.checked_sub(1) {
@@ -269,14 +269,14 @@ impl<'a> Look<'a> {
                 continue;
             };
             let mut result = Ok(());
-            let held = memory.while_held(metadata, &mut |held| {
+            let held = memory.while_locked(metadata, &mut |held| {
                 result = self.write_group(group_tables, metadata, held, level, count);
             })?;
             result?;
             match held {
                 true => {
-                    self.round.held_frames += 1;
-                    self.last_held = Some(metadata);
+                    self.round.locked_frames += 1;
+                    self.last_locked = Some(metadata);
                 }
                 false => group_tables.iter().for_each(|&table| self.miss(table, level, count)),
             }
@@ -289,7 +289,7 @@ impl<'a> Look<'a> {
         &mut self,
         tables: &[Gfn],
         metadata: Gfn,
-        held: &dyn HeldTables,
+        held: &dyn LockedTables,
         level: u32,
         count: usize,
     ) -> Result<(), TrackError> {

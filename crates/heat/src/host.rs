@@ -2,7 +2,7 @@
 //!
 //! What the VMM has mapped since its page table was last emptied was used in between, so uses by
 //! devices count too. Each page in use costs the guest a minor fault a round, except pages at rest.
-//! Writes cannot be told from reads.
+//! Writes cannot be distinguished from reads.
 
 use std::io;
 

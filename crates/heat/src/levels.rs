@@ -30,7 +30,7 @@ pub const WINDOWS_MAX: u8 = 250;
 pub const BYTES_PER_PAGE: usize = size_of::<Page>();
 
 const LEVEL: u8 = 0b111;
-const RESTS: u8 = 1 << 3;
+const AT_REST: u8 = 1 << 3;
 const WROTE: u8 = 1 << 4;
 /// Shift of the step in the state.
 const STEP: u32 = 5;
@@ -162,8 +162,8 @@ impl Levels {
 impl Observer for Levels {
     fn would_clear(&self, frames: FrameRange) -> bool {
         let pages = self.indices(frames).and_then(|indices| self.pages.get(indices));
-        let told = |mut page: Page| page.saw(self.window, Access::Read, self.top_level);
-        pages.unwrap_or_default().iter().any(|page| told(*page) == Verdict::Clear)
+        let verdict = |mut page: Page| page.saw(self.window, Access::Read, self.top_level);
+        pages.unwrap_or_default().iter().any(|page| verdict(*page) == Verdict::Clear)
     }
 
     /// One page that is due is enough to clear the bit that all of them share.
@@ -191,8 +191,8 @@ impl Page {
         self.state >> STEP
     }
 
-    fn rests(self) -> bool {
-        self.state & RESTS != 0
+    fn is_at_rest(self) -> bool {
+        self.state & AT_REST != 0
     }
 
     fn begin(&mut self, window: u8) {
@@ -203,7 +203,7 @@ impl Page {
     fn level_in(self, window: u8) -> u8 {
         // It was judged in every window since then, and used in none. A page at rest was not
         // judged.
-        let unused = match self.rests() {
+        let unused = match self.is_at_rest() {
             true => window.saturating_sub(self.due),
             false => (window + 1).saturating_sub(self.due),
         };
@@ -211,7 +211,7 @@ impl Page {
     }
 
     fn saw(&mut self, window: u8, access: Access, top_level: u8) -> Verdict {
-        if self.rests() && window < self.due {
+        if self.is_at_rest() && window < self.due {
             return Verdict::Leave;
         }
         if window < self.due {
@@ -220,7 +220,7 @@ impl Page {
         }
         // In these windows its table was not even read: nobody used it.
         self.sink(window - self.due);
-        if self.rests() {
+        if self.is_at_rest() {
             // The bit is from before: it says nothing about this window.
             self.judge_in(window + 1);
             return Verdict::Clear;
@@ -244,24 +244,24 @@ impl Page {
             self.judge_in(window + 1);
             return Verdict::Clear;
         }
-        self.state = level | step << STEP | RESTS | wrote;
+        self.state = level | step << STEP | AT_REST | wrote;
         self.due = window + rest;
         Verdict::Leave
     }
 
     fn judge_in(&mut self, window: u8) {
-        self.state &= !(RESTS | WROTE);
+        self.state &= !(AT_REST | WROTE);
         self.due = window;
     }
 
     fn sink(&mut self, levels: u8) {
         let [level, step] = [self.level(), self.step()].map(|level| level.saturating_sub(levels));
-        self.state = (self.state & (RESTS | WROTE)) | level | step << STEP;
+        self.state = (self.state & (AT_REST | WROTE)) | level | step << STEP;
     }
 
     /// The counts by the end of a window, without what was counted ahead for a rest that goes on.
     fn uses(self, window: u8) -> Uses {
-        let ahead = if self.rests() { self.due.saturating_sub(window) } else { 0 };
+        let ahead = if self.is_at_rest() { self.due.saturating_sub(window) } else { 0 };
         match self.state & WROTE {
             0 => Uses { reads: self.reads - ahead.min(self.reads), writes: self.writes },
             _ => Uses { reads: self.reads, writes: self.writes - ahead.min(self.writes) },

@@ -30,7 +30,7 @@ mod sort;
 mod tracker;
 
 pub use degree::{Weights, ZeroWeight};
-pub use door::{ENTRIES, Entries, HeldTables, PagerTables, TableMemory};
+pub use door::{ENTRIES, Entries, LockedTables, PagerTables, TableMemory};
 pub use entry::Entry;
 pub use guest::{GuestTracker, Roots};
 pub use host::{HostPages, HostTracker};

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_must_hold_together() {
+    fn settings_that_contradict_each_other_fail() {
         let bad = |change: fn(&mut ScheduleSettings)| {
             let mut settings = ScheduleSettings::default();
             change(&mut settings);

@@ -7,7 +7,7 @@ use ebb_units::FrameRange;
 /// How a page was used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Read, as far as can be told.
+    /// Read, as far as is known.
     Read,
     /// It may have been written: `docs/tiering.md` says what each tracker knows.
     Write,
@@ -28,7 +28,7 @@ pub trait Observer {
     fn would_clear(&self, frames: FrameRange) -> bool;
 
     /// Notes that these frames, mapped by one entry, were used since their mark was last cleared.
-    /// Frames that several entries map are told several times in a round.
+    /// Frames that several entries map are reported several times in a round.
     fn saw(&mut self, frames: FrameRange, access: Access) -> Verdict;
 }
 
@@ -53,10 +53,10 @@ pub struct Round {
     /// Marks cleared.
     pub cleared_entries: u64,
     /// Marks that should have been cleared, but the guest changed them meanwhile, or their table
-    /// could not be written. They are told again.
+    /// could not be written. They are reported again.
     pub missed_entries: u64,
     /// Frames of page metadata protected for a moment.
-    pub held_frames: u64,
+    pub locked_frames: u64,
     /// Whether the guest has more page tables than a round looks at.
     pub is_truncated: bool,
 }
@@ -87,6 +87,6 @@ pub trait Tracker {
     /// the observer says so.
     ///
     /// # Errors
-    /// [`TrackError`]. What was told until then counts, and no mark is lost.
+    /// [`TrackError`]. What was reported until then counts, and no mark is lost.
     fn round(&mut self, walk: Walk, observer: &mut dyn Observer) -> Result<Round, TrackError>;
 }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::atomic::AtomicU64;
 
 use ebb_heat::{
-    Access, GuestTracker, HeldTables, Levels, Observer, Roots, Round, TableMemory, TrackError,
+    Access, GuestTracker, Levels, LockedTables, Observer, Roots, Round, TableMemory, TrackError,
     Tracker, Verdict, Walk,
 };
 use ebb_inspect::{Guest, GuestMemory};
@@ -105,10 +105,10 @@ impl TableMemory for Made {
         })
     }
 
-    fn while_held(
+    fn while_locked(
         &self,
         _metadata: Gfn,
-        work: &mut dyn FnMut(&dyn HeldTables),
+        work: &mut dyn FnMut(&dyn LockedTables),
     ) -> std::io::Result<bool> {
         if self.holds {
             work(self);
@@ -117,7 +117,7 @@ impl TableMemory for Made {
     }
 }
 
-impl HeldTables for Made {
+impl LockedTables for Made {
     fn table(&self, table: Gfn, work: &mut dyn FnMut(&[u64; 512], &[AtomicU64])) -> bool {
         let mut entries = [0; 512];
         let there = self.read(table, &mut entries);
@@ -133,7 +133,7 @@ fn round(made: &Made, walk: Walk, observer: &mut dyn Observer) -> Result<Round, 
     GuestTracker::new(made, &guest, &mut roots, &|| true).round(walk, observer)
 }
 
-/// An observer that remembers all that it is told, and has all marks cleared.
+/// An observer that remembers all reports, and has all marks cleared.
 #[derive(Default)]
 struct All(Vec<(Gfn, u64, Access)>);
 
@@ -236,14 +236,14 @@ fn what_is_no_page_table_by_its_metadata_is_not_written() {
 }
 
 #[test]
-fn metadata_that_cannot_be_held_leaves_the_bits_for_later() {
+fn metadata_that_cannot_be_locked_leaves_the_bits_for_later() {
     let mut made = Made::new(4);
     made.holds = false;
     let (table, _) = made.chain(0);
     made.set(table, 1, made.frame().gpa().0 | PRESENT | ACCESSED);
     let mut levels = made.levels();
     let found = round(&made, Walk::Full, &mut levels).unwrap();
-    assert_eq!((found.cleared_entries, found.held_frames), (0, 0));
+    assert_eq!((found.cleared_entries, found.locked_frames), (0, 0));
     assert_eq!(made.entry(table, 1) & ACCESSED, ACCESSED);
     made.holds = true;
     levels.next_window();
@@ -252,7 +252,7 @@ fn metadata_that_cannot_be_held_leaves_the_bits_for_later() {
 }
 
 #[test]
-fn a_kernel_that_may_be_gone_is_not_written_to() {
+fn a_kernel_that_may_not_run_is_not_written_to() {
     let made = Made::new(4);
     let (table, _) = made.chain(0);
     made.set(table, 1, made.frame().gpa().0 | PRESENT | ACCESSED);

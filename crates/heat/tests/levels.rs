@@ -15,7 +15,7 @@ enum Phase {
     /// Its bit is clear: the look at the end of the next window judges it.
     Judged,
     /// It is not disturbed for this many more windows.
-    Resting(u32),
+    AtRest(u32),
     /// Its rest is over, but its table was not read: its bit is from before.
     Overdue,
 }
@@ -45,12 +45,12 @@ impl Model {
     /// cleared.
     fn window(&mut self, bit: Option<usize>, seen: bool, top: u32) -> bool {
         match (self.phase, bit.filter(|_| seen)) {
-            (Phase::Resting(left), bit) => {
+            (Phase::AtRest(left), bit) => {
                 self.uses[self.wrote] += 1;
                 self.phase = match (left, bit) {
                     (1, Some(_)) => Phase::Judged,
                     (1, None) => Phase::Overdue,
-                    _ => Phase::Resting(left - 1),
+                    _ => Phase::AtRest(left - 1),
                 };
                 left == 1 && bit.is_some()
             }
@@ -71,7 +71,7 @@ impl Model {
                 self.step = top.min(self.step + 1);
                 self.wrote = wrote;
                 if self.step > 0 {
-                    self.phase = Phase::Resting(1 << (self.step - 1));
+                    self.phase = Phase::AtRest(1 << (self.step - 1));
                 }
                 self.step == 0
             }

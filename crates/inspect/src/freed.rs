@@ -137,7 +137,8 @@ impl Guest {
         let by: Vec<Option<Gfn>> = frames.iter().map(telling).collect();
         let (mut own, mut heads) = (Places::new(self, mem), Places::new(self, mem));
         let each = frames.iter().zip(by);
-        each.map(|(&gfn, by)| by.is_some_and(|by| own.hold(gfn) && heads.hold(by))).collect()
+        each.map(|(&gfn, by)| by.is_some_and(|by| own.is_there(gfn) && heads.is_there(by)))
+            .collect()
     }
 
     /// Whether a frame that was in use ([`Guest::in_use`]) has been freed since. `read` reads
@@ -173,14 +174,14 @@ impl<'a> Places<'a> {
 
     /// Whether the metadata of `gfn` is still there. Asks once for neighbours in one metadata
     /// frame.
-    pub(crate) fn hold(&mut self, gfn: Gfn) -> bool {
+    pub(crate) fn is_there(&mut self, gfn: Gfn) -> bool {
         let Some(known) = self.guest.memmap().metadata_gpa(gfn) else { return false };
         match self.last {
-            Some((frame, held)) if frame == known.gfn() => held,
+            Some((frame, is_there)) if frame == known.gfn() => is_there,
             _ => {
-                let held = self.guest.memmap().walk(self.mem, gfn) == Some(known);
-                self.last = Some((known.gfn(), held));
-                held
+                let is_there = self.guest.memmap().walk(self.mem, gfn) == Some(known);
+                self.last = Some((known.gfn(), is_there));
+                is_there
             }
         }
     }

@@ -19,8 +19,6 @@
 //! roots       the roots of the processes' page tables
 //! llfree      where a kernel that shares its allocator keeps its state
 //! guest       all of these together, behind the gate
-//!
-//! write_intent  whether an instruction overwrites a whole page
 //! ```
 //!
 //! **The guest is hostile.** Each word is read from it once, then bounded and checked. The guest
@@ -47,7 +45,6 @@ mod settled;
 mod snapshot;
 mod victims;
 mod vmcoreinfo;
-mod write_intent;
 mod zones;
 
 pub use error::Untrusted;
@@ -63,5 +60,4 @@ pub use scan::FrameCounts;
 pub use snapshot::Snapshot;
 pub use victims::{BuddyBlock, ChosenBlocks, Request};
 pub use vmcoreinfo::{NOTES_MAX, Note, find_notes, may_hold_note};
-pub use write_intent::{CodeSize, Registers, Segment, Stopped, WriteIntent};
 pub use zones::{End, FreeList, ListFault, Sight, Zone, ZoneKind, Zones};

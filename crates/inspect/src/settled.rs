@@ -41,7 +41,8 @@ impl Guest {
         let by: Vec<Option<Gfn>> = frames.iter().map(|&gfn| self.settled_by(mem, gfn)).collect();
         let (mut own, mut heads) = (Places::new(self, mem), Places::new(self, mem));
         let each = frames.iter().zip(by);
-        each.map(|(&gfn, by)| by.is_some_and(|by| own.hold(gfn) && heads.hold(by))).collect()
+        each.map(|(&gfn, by)| by.is_some_and(|by| own.is_there(gfn) && heads.is_there(by)))
+            .collect()
     }
 
     /// Same as [`Guest::settled`] for one frame, but only as a hint for choosing frames: the answer

@@ -34,10 +34,11 @@ fn passes_with_four_and_five_levels() {
 }
 
 #[test]
-fn a_frame_that_may_hold_a_note_is_told() {
+fn a_frame_that_may_hold_a_note_is_recognised() {
     let forge = Forge::with_free_blocks(4);
-    let told = |frames_behind| may_hold_note(&forge.mem, Gfn(forge::NOTE.gfn().0 + frames_behind));
-    assert_eq!([0, 1].map(told), [true, false]);
+    let may_hold =
+        |frames_behind| may_hold_note(&forge.mem, Gfn(forge::NOTE.gfn().0 + frames_behind));
+    assert_eq!([0, 1].map(may_hold), [true, false]);
 }
 
 #[test]
@@ -143,10 +144,10 @@ fn a_look_follows_the_guests_own_page_tables() {
     assert_eq!(guest.look(&forge.mem).head(Gfn(4097)), None);
 
     // The guest moves the metadata, so the old copy no longer counts.
-    let elsewhere = Gpa(9 << 20);
-    forge.map(forge::VMEMMAP_VA + head.0 * forge::PAGE_BYTES, elsewhere, 0);
+    let other_place = Gpa(9 << 20);
+    forge.map(forge::VMEMMAP_VA + head.0 * forge::PAGE_BYTES, other_place, 0);
     assert_eq!(guest.look(&forge.mem).head(head), None);
-    assert_eq!(guest.metadata_frame(&forge.mem, head), Some(elsewhere.gfn()));
+    assert_eq!(guest.metadata_frame(&forge.mem, head), Some(other_place.gfn()));
     assert_eq!(guest.memmap().metadata_gpa(head).map(Gpa::gfn), Some(metadata));
 }
 

@@ -61,7 +61,7 @@ fn page_cache_is_settled_unless_it_is_locked_or_pinned() {
         ("being read", vec![flags(LOCKED), (COUNTS, counts(1, 0))], false),
         ("pinned", vec![(COUNTS, counts(1 + PIN, 0))], false),
         ("mapped and pinned by a reference", vec![(COUNTS, counts(3, 1))], false),
-        ("pinned, and gone from the cache", vec![(MAPPING, 0)], false),
+        ("pinned, and no longer in the cache", vec![(MAPPING, 0)], false),
         ("on no list", vec![(FLAGS, UPTODATE)], false),
         (
             "with buffers",
@@ -126,7 +126,7 @@ fn a_compound_in_the_page_cache_has_a_reference_for_each_frame() {
         ("pinned", 8 + PIN, vec![]),
         ("locked", 8, vec![(FLAGS, LRU | UPTODATE | HEAD | LOCKED)]),
         ("with buffers", 9, vec![(FLAGS, LRU | UPTODATE | HEAD | HAS_PRIVATE), (PRIVATE, BUFFERS)]),
-        ("gone from the cache", 1, vec![(MAPPING, 0)]),
+        ("no longer in the cache", 1, vec![(MAPPING, 0)]),
     ] {
         assert_eq!(large(references, &more), [false; 8], "{what}");
     }
@@ -172,7 +172,7 @@ fn metadata_that_has_moved_tells_nothing() {
 }
 
 #[test]
-fn what_has_no_metadata_is_not_told() {
+fn frames_without_metadata_are_not_settled() {
     let (forge, guest) = guest();
     assert_eq!(guest.settled(&forge.mem, &[Gfn(u64::MAX >> 12)]), [false]);
 }

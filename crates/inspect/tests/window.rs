@@ -61,7 +61,7 @@ fn any_part_is_seen_as_in_the_whole() {
             guest.memmap().kinds_in(&forge.mem, guest.layout(), frames, |run, kind, _| {
                 for gfn in run.frames().filter(|gfn| frames.contains(*gfn)) {
                     let place = &mut seen[(gfn.0 - start) as usize];
-                    assert_eq!(place.replace(kind), None, "{gfn:?} is told twice");
+                    assert_eq!(place.replace(kind), None, "{gfn:?} is visited twice");
                 }
             });
             let end = start as usize + count as usize;
@@ -90,7 +90,7 @@ fn tails_of_a_free_head_are_no_block() {
 }
 
 #[test]
-fn frames_beyond_the_guests_memory_are_not_told() {
+fn frames_beyond_the_guests_memory_are_not_visited() {
     let (forge, guest) = forged();
     let beyond = FrameRange::new(Gfn(forge::FRAMES), 512);
     guest.memmap().kinds_in(&forge.mem, guest.layout(), beyond, |run, kind, _| {

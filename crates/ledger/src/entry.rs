@@ -82,7 +82,7 @@ mod tests {
     const RESIDENT: Content = Content::Resident;
 
     /// One frame, one reclaimer that protects, commits and punches, and one fault thread with a
-    /// write fault. In every order the writer goes on, and a frame whose writer was let go before
+    /// write fault. In every order the writer goes on, and a frame whose writer went on before
     /// the commit is never punched.
     #[test]
     fn a_write_fault_is_served_by_exactly_one_side() {

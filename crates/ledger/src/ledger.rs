@@ -157,22 +157,22 @@ impl Ledger {
             .filter(|(_, content)| *content != Content::Resident)
     }
 
-    /// Clears the locks and marks that a dead daemon left. Calls `held` for each frame or huge
+    /// Clears the locks and marks that a dead daemon left. Calls `each` for each frame or huge
     /// frame that was locked, with the content in its word.
     ///
     /// A word that Ebb never wrote counts as resident: the guest then gets the page in the RAM
     /// file, or a hole's zeros.
-    pub fn recover(&mut self, mut held: impl FnMut(FrameRange, Content)) {
+    pub fn recover(&mut self, mut each: impl FnMut(FrameRange, Content)) {
         for (index, word) in self.words.huge().iter().enumerate() {
             let huge = HugeFrame(index as u64);
             let value = word.load(Acquire);
             if !is_mixed(value) {
-                recover_word(word, FrameRange::huge(huge), &mut held);
+                recover_word(word, FrameRange::huge(huge), &mut each);
                 continue;
             }
             word.store(MIXED, Release);
             for (base, gfn) in self.words.table(huge.0).iter().zip(huge.first().0..) {
-                recover_word(base, FrameRange::new(Gfn(gfn), 1), &mut held);
+                recover_word(base, FrameRange::new(Gfn(gfn), 1), &mut each);
             }
         }
     }
@@ -199,14 +199,14 @@ fn huge_count(end: Gfn) -> u64 {
     end.0.div_ceil(FRAMES_PER_HUGE)
 }
 
-fn recover_word(word: &Word, frames: FrameRange, held: &mut impl FnMut(FrameRange, Content)) {
+fn recover_word(word: &Word, frames: FrameRange, each: &mut impl FnMut(FrameRange, Content)) {
     let value = word.load(Acquire);
     let content = Content::from_word(value).unwrap_or(Content::Resident);
     if value & (LOCK | WANT) != 0 || content.to_word() != value {
         word.store(content.to_word(), Release);
     }
     if value & LOCK != 0 {
-        held(frames, content);
+        each(frames, content);
     }
 }
 

@@ -73,7 +73,7 @@ proptest! {
                 Step::Reopen => {
                     drop(ledger);
                     ledger = Ledger::open(&path, END).unwrap();
-                    ledger.recover(|_, _| panic!("nothing was held"));
+                    ledger.recover(|_, _| panic!("nothing was locked"));
                 }
             }
         }
@@ -120,7 +120,7 @@ fn a_busy_part_gives_nothing_and_loses_no_mark() {
 }
 
 #[test]
-fn what_a_dead_daemon_held_is_told_and_free() {
+fn what_a_dead_daemon_locked_is_reported_and_free() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger");
     let ledger = Ledger::create(&path, END, Tables::WhenSplit).unwrap();
@@ -132,10 +132,10 @@ fn what_a_dead_daemon_held_is_told_and_free() {
     std::mem::forget(ledger.lock(FrameRange::huge(HugeFrame(0))).unwrap());
     drop(ledger);
     let mut ledger = Ledger::open(&path, END).unwrap();
-    let mut held = Vec::new();
-    ledger.recover(|frames, content| held.push((frames, content)));
+    let mut locked = Vec::new();
+    ledger.recover(|frames, content| locked.push((frames, content)));
     let huge = (FrameRange::huge(HugeFrame(0)), Content::Resident);
-    assert_eq!(held, [huge, (FrameRange::new(Gfn(1030), 1), watch)]);
+    assert_eq!(locked, [huge, (FrameRange::new(Gfn(1030), 1), watch)]);
     assert!(ledger.lock(FrameRange::huge(HugeFrame(0))).is_ok());
 }
 

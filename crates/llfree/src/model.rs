@@ -83,7 +83,7 @@ fn with_a_free_area() {
 }
 
 #[test]
-fn with_an_area_held_whole() {
+fn with_an_area_taken_whole() {
     use Step::{HardReclaim, Put, SoftReclaim};
     let more = [
         Put(WHOLE_FRAME, 9),
@@ -92,7 +92,7 @@ fn with_an_area_held_whole() {
         HardReclaim,
         SoftReclaim,
     ];
-    each_pair(Start::Held, &guest_and(&more));
+    each_pair(Start::Taken, &guest_and(&more));
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn overlapping_puts() {
         for second in [(WHOLE_FRAME + 256, 8), (WHOLE_FRAME + 384, 7), (WHOLE_FRAME + 448, 6)] {
             run(2, move || {
                 let shared = Arc::new(Shared::new());
-                shared.start(Start::Held);
+                shared.start(Start::Taken);
                 let threads = [first, second].map(|(frame, order)| {
                     let shared = shared.clone();
                     thread::spawn(move || shared.run(Step::Put(frame, order)))
@@ -170,7 +170,7 @@ fn the_host_between_two_guests() {
         all_at_once(start, &[SoftReclaim, GetAt(WHOLE_FRAME, 9), GetAt(WHOLE_FRAME + 1, 0)], 2);
         all_at_once(start, &[SoftReclaim, Get(9), HardReclaim], 1);
     }
-    all_at_once(Start::Held, &[SoftReclaim, Put(WHOLE_FRAME, 9), GetAt(WHOLE_FRAME, 9)], 2);
-    all_at_once(Start::Held, &[Put(WHOLE_FRAME, 0), Put(WHOLE_FRAME + 1, 0), Get(9)], 1);
+    all_at_once(Start::Taken, &[SoftReclaim, Put(WHOLE_FRAME, 9), GetAt(WHOLE_FRAME, 9)], 2);
+    all_at_once(Start::Taken, &[Put(WHOLE_FRAME, 0), Put(WHOLE_FRAME + 1, 0), Get(9)], 1);
     all_at_once(Start::Hard, &[Return, Get(9), HardReclaim], 1);
 }

@@ -59,8 +59,8 @@ impl Evictor {
 
     /// Frees the memory of buffers that were not used for a second, and the guest's content in them.
     /// The worker calls it on each tick.
-    pub fn rest(&self) {
-        self.spare.rest();
+    pub fn free_idle(&self) {
+        self.spare.free_idle();
     }
 
     /// Unprotects and unlocks frames that stay resident.

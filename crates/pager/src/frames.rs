@@ -1,7 +1,7 @@
 //! A VM's frames: their memory, their ledger words, and the userfaultfd that reports their faults.
 
-use self::errors::is_gone;
 use self::errors::is_unmapped;
+use self::errors::is_vmm_ended;
 use self::io_mapping::IoMapping;
 use self::pins::Pins;
 use std::io;
@@ -241,7 +241,7 @@ impl Frames {
     /// Logs an error on a path that cannot return it. The VMM's end is no error.
     pub(crate) fn report(&self, what: &str, result: io::Result<()>) {
         match result {
-            Err(error) if !is_gone(&error) => tracing::error!("{what}: {error}"),
+            Err(error) if !is_vmm_ended(&error) => tracing::error!("{what}: {error}"),
             _ => {}
         }
     }

@@ -16,7 +16,7 @@ use crate::folios::FolioMap;
 use crate::frames::Frames;
 use crate::frames::words::{Served, again};
 use crate::residency::Residency;
-use crate::support::counters::Counters;
+use crate::support::counters::{Counters, add};
 
 /// Failures in a row after which the cause is not the frames, but the swap file or the host.
 const FAILURES_MAX: u32 = 256;
@@ -61,6 +61,7 @@ impl Returner {
         for (frames, content) in self.frames.off_record() {
             if let Content::Watch { .. } = content {
                 for metadata in frames.frames() {
+                    add(&self.frames.counters().worker_batches, 1);
                     let back = again(|| self.installer.restore_watched(metadata));
                     self.or_wake(back)?;
                 }
@@ -106,7 +107,7 @@ impl Returner {
             return Ok(());
         }
         let is_unmapped = |frames: FrameRange| {
-            unmapped.iter().any(|away| away.start < frames.end() && frames.start < away.end())
+            unmapped.iter().any(|other| other.start < frames.end() && frames.start < other.end())
         };
         let reads_as_zero = |content| matches!(content, Content::Empty { fill: 0, .. });
         self.give_back_each(FAILURES_MAX, |frames, content| {
@@ -141,6 +142,7 @@ impl Returner {
                 _ => continue,
             };
             for start in (frames.start.0..frames.end().0).step_by(count as usize) {
+                add(&self.frames.counters().worker_batches, 1);
                 let part = FrameRange::new(Gfn(start), count);
                 let Err(error) = self.give_back_part(part, content) else {
                     in_a_row = 0;

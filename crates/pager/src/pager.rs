@@ -24,7 +24,7 @@ use crate::give_back::Returner;
 use crate::guest::tables::GuestTables;
 use crate::reclaim::claim::Blocks;
 use crate::residency::Residency;
-use crate::residency::resting::GuestDisk;
+use crate::residency::disk_backed::GuestDisk;
 use crate::residency::view::View;
 use crate::support::counters::Counters;
 use crate::support::panics::Panics;

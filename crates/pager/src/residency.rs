@@ -2,9 +2,9 @@
 
 use self::dead::Dead;
 use self::digests::Digests;
+use self::disk_backed::{DiskBacked, GuestDisk};
 use self::kept::Kept;
 use self::owners::Owners;
-use self::resting::{GuestDisk, Resting};
 use self::view::View;
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -21,12 +21,12 @@ pub mod arrive;
 pub mod compare;
 pub mod dead;
 pub mod digests;
+pub mod disk_backed;
 pub mod huge;
 pub mod judge;
 pub mod kept;
 pub mod owners;
 pub mod place;
-pub mod resting;
 pub mod slots;
 pub mod verdict;
 pub mod view;
@@ -36,7 +36,7 @@ pub struct Residency {
     frames: Arc<Frames>,
     store: Box<dyn Store>,
     disk: Box<dyn GuestDisk>,
-    resting: Resting,
+    disk_backed: DiskBacked,
     /// Digests of the content of disk-backed frames.
     digests: OnceLock<Digests>,
     owners: Owners,
@@ -63,7 +63,7 @@ impl Residency {
             kept: Kept::new(end, usage.disk_slots),
             store,
             disk,
-            resting: Resting::default(),
+            disk_backed: DiskBacked::default(),
             digests: OnceLock::new(),
             digest_key,
             dead: Dead::new(end),
@@ -90,7 +90,7 @@ impl Residency {
                 add(&counters.saved_frames, frames.count);
             }
             Content::OnDisk { block } => {
-                frames.frames().for_each(|gfn| self.resting.rests(gfn, block));
+                frames.frames().for_each(|gfn| self.disk_backed.insert(gfn, block));
                 add(&counters.on_disk_frames, frames.count);
             }
             _ => {}
@@ -109,8 +109,8 @@ impl Residency {
     }
 
     /// Which frames are disk-backed by which blocks.
-    pub(crate) fn resting(&self) -> &Resting {
-        &self.resting
+    pub(crate) fn disk_backed(&self) -> &DiskBacked {
+        &self.disk_backed
     }
 
     /// Which frame's content is in a slot.

@@ -120,7 +120,7 @@ fn what_was_saved_of_a_block_stays_saved() {
 }
 
 #[test]
-fn what_rests_on_a_disk_leaves_it() {
+fn disk_backed_frames_leave_the_disk() {
     require!(available());
     let daemon = Daemon::new(7);
     let (pager, guest) = (&daemon.pager, daemon.machine.guest());

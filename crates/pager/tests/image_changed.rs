@@ -148,7 +148,7 @@ fn so_it_does_after_a_daemons_death() {
 }
 
 #[test]
-fn what_rested_before_there_were_digests_comes_as_it_is() {
+fn what_was_disk_backed_before_there_were_digests_returns_unchecked() {
     require!(available());
     let (machine, image) = (Machine::new(), image());
     drop(evicted(&machine, &image));

@@ -54,7 +54,7 @@ impl Judge for Asks<'_> {
 }
 
 #[test]
-fn a_device_that_asks_for_held_frames_is_told_to_ask_again() {
+fn a_device_that_asks_for_locked_frames_has_to_ask_again() {
     require!(available());
     let daemon = daemon();
     let (pager, guest) = (&*daemon.pager, daemon.machine.guest());

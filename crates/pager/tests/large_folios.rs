@@ -119,15 +119,15 @@ fn in_use(daemon: &Daemon, gfn: Gfn) -> (PipeReader, PipeWriter) {
 /// Evicts all of [`half`]. Tries again, as a frame that has just come back may still be locked by
 /// the thread that brought it.
 fn evict_half(daemon: &Daemon) {
-    let mut gone = 0;
+    let mut evicted = 0;
     for _ in 0..ATTEMPTS {
-        gone += daemon.pager.evictor().evict(&half(), &NothingKnown).unwrap().frames();
-        if gone == 256 {
+        evicted += daemon.pager.evictor().evict(&half(), &NothingKnown).unwrap().frames();
+        if evicted == 256 {
             return;
         }
         std::thread::yield_now();
     }
-    panic!("{gone} of 256 frames have gone");
+    panic!("{evicted} of 256 frames were evicted");
 }
 
 /// Checks that frames in one large folio with a frame in use stay until that use has ended.
@@ -229,16 +229,16 @@ fn what_is_broken_up_goes_frame_by_frame() {
     pager.ram().use_small_pages(huge).unwrap();
     (0..2).for_each(|_| pager.folios().break_up(huge).unwrap());
     assert_eq!(pager.folios().grain_of(huge), Grain::Frame);
-    let gone = pager.evictor().evict(&half(), &NothingKnown).unwrap().frames();
-    assert_eq!(gone, 0, "it cannot be split as long as somebody uses it");
+    let evicted = pager.evictor().evict(&half(), &NothingKnown).unwrap().frames();
+    assert_eq!(evicted, 0, "it cannot be split as long as somebody uses it");
     drop(used);
     evict_half(&daemon);
     assert_eq!(daemon.wrong(), []);
     // Evicted as a whole, it comes back in small pages.
     let all: Vec<Gfn> = ALL.frames().collect();
-    let mut gone = 0;
-    while gone < 512 {
-        gone += pager.evictor().evict(&all, &NothingKnown).unwrap().frames();
+    let mut evicted = 0;
+    while evicted < 512 {
+        evicted += pager.evictor().evict(&all, &NothingKnown).unwrap().frames();
     }
     evict_half_of_what_comes_back(&daemon);
 }

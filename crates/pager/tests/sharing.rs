@@ -100,7 +100,7 @@ fn its_protection_ends_before_its_word_is_free() {
     let pager = watching(PagerParts { devices, ..machine.parts() });
     pager.installer().share(Some(Arc::new(Soft)));
     let _threads = serve(&pager, 1);
-    let held = pager.residency().hold_huge(TOUCHED.huge()).expect("nobody else works on it");
+    let held = pager.residency().lock_huge(TOUCHED.huge()).expect("nobody else works on it");
     let held = held.record().ok().expect("no device uses it");
     pager.residency().empty_huge([&held].into_iter()).unwrap();
     held.settle(false);

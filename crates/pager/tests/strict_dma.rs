@@ -39,7 +39,7 @@ impl Daemon {
     /// Recovers the VM after another daemon.
     fn recover(machine: &Machine) -> Daemon {
         let mut parts = machine.parts_left();
-        parts.ledger.recover(|frames, content| panic!("{frames:?} is held: {content:?}"));
+        parts.ledger.recover(|frames, content| panic!("{frames:?} is locked: {content:?}"));
         let daemon = Daemon::over(machine, parts);
         daemon.pager.returner().settle().unwrap();
         daemon
@@ -97,7 +97,7 @@ fn a_frame_that_is_touched_early_is_mapped() {
 }
 
 #[test]
-fn a_block_in_a_devices_hands_stays() {
+fn a_block_that_a_device_uses_stays() {
     require!(available());
     let machine = Machine::new();
     let daemon = Daemon::take(&machine);
@@ -115,7 +115,7 @@ fn a_block_in_a_devices_hands_stays() {
 
 /// The guest has not used the block since: only the device kept it.
 #[test]
-fn a_block_that_a_device_used_is_taken_when_it_is_free() {
+fn a_block_that_a_device_used_is_reclaimed_when_it_is_free() {
     require!(available());
     let machine = Machine::new();
     let daemon = Daemon::take(&machine);
@@ -129,7 +129,7 @@ fn a_block_that_a_device_used_is_taken_when_it_is_free() {
 
 /// Hardware would still lead the device to the old page.
 #[test]
-fn what_others_took_is_not_mapped_when_it_is_touched() {
+fn what_others_punched_is_not_mapped_when_it_is_touched() {
     require!(available());
     let machine = Machine::new();
     let daemon = Daemon::take(&machine);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::Content;
-use ebb_pager::{HeldHuge, Pager, PagerParts, SoftIommu};
+use ebb_pager::{LockedHuge, Pager, PagerParts, SoftIommu};
 use ebb_units::{FrameRange, Gfn};
 use testkit::require;
 
@@ -19,10 +19,10 @@ const TAKEN: Content = Content::Empty { fill: 0, hard: true };
 
 /// Has a daemon lock a huge frame, all of it resident, and record it as hard-reclaimed. The daemon
 /// dies after `more`.
-fn dies(machine: &Machine, more: impl FnOnce(&Pager, &HeldHuge<'_>)) {
+fn dies(machine: &Machine, more: impl FnOnce(&Pager, &LockedHuge<'_>)) {
     machine.ram.populate(ALL).unwrap();
     let pager = watching(machine.parts());
-    let held = pager.residency().hold_huge(Gfn(0).huge()).expect("nobody else works on it");
+    let held = pager.residency().lock_huge(Gfn(0).huge()).expect("nobody else works on it");
     let held = held.record().ok().expect("nobody uses it");
     more(&pager, &held);
     std::mem::forget(held);
@@ -43,14 +43,14 @@ impl Next {
         let iommu = Arc::new(SoftIommu::new(&machine.ram));
         let pager = watching(PagerParts { devices: Box::new(Arc::clone(&iommu)), ..parts });
         held.iter().for_each(|(frames, content)| {
-            pager.residency().settle_held(*frames, *content).unwrap()
+            pager.residency().settle_locked(*frames, *content).unwrap()
         });
         pager.returner().settle().unwrap();
         let _threads = serve(&pager, 0);
         Next { pager, iommu, _threads }
     }
 
-    fn emptied(&self) -> u64 {
+    fn empty(&self) -> u64 {
         self.pager.counters().empty_frames.load(Relaxed)
     }
 }
@@ -67,7 +67,7 @@ fn what_a_guest_wrote_after_its_reset_stays() {
     assert!(ALL.frames().all(|gfn| guest.read(gfn) == page_of(gfn.0 + 2)));
     assert_eq!(next.pager.ledger().runs().count(), 0);
     assert!(!next.pager.ledger().is_split(Gfn(0).huge()), "it can be taken as a whole again");
-    assert_eq!(next.emptied(), 0);
+    assert_eq!(next.empty(), 0);
     next.iommu.pin(ALL).expect("devices may use it");
     next.iommu.unpin(ALL);
     guest.write(Gfn(7), &page_of(7));
@@ -75,7 +75,7 @@ fn what_a_guest_wrote_after_its_reset_stays() {
 }
 
 #[test]
-fn what_a_guest_wrote_of_what_was_emptied_stays() {
+fn what_a_guest_wrote_to_reclaimed_memory_stays() {
     require!(available());
     let machine = Machine::new();
     dies(&machine, |pager, held| pager.residency().empty_huge([held].into_iter()).unwrap());
@@ -86,17 +86,17 @@ fn what_a_guest_wrote_of_what_was_emptied_stays() {
     assert!(guest.read(Gfn(9)) == page_of(9));
     assert_eq!(next.pager.ledger().content(Gfn(9)), Content::Resident);
     assert_eq!(next.pager.ledger().content(Gfn(10)), TAKEN);
-    assert_eq!(next.emptied(), 511);
+    assert_eq!(next.empty(), 511);
 }
 
 #[test]
-fn what_was_emptied_stays_so() {
+fn what_was_reclaimed_stays_so() {
     require!(available());
     let machine = Machine::new();
     dies(&machine, |pager, held| pager.residency().empty_huge([held].into_iter()).unwrap());
     let next = Next::recover(&machine);
     assert!(next.pager.ledger().runs().eq([(ALL, TAKEN)]));
-    assert_eq!(next.emptied(), 512);
+    assert_eq!(next.empty(), 512);
     assert_eq!(next.iommu.pin(ALL), Err(Gfn(0)));
     let guest = machine.guest();
     assert!(guest.read(Gfn(9)) == page_of(0));

@@ -92,7 +92,7 @@ impl Daemon {
 }
 
 #[test]
-fn every_touch_of_unplugged_memory_is_told() {
+fn every_touch_of_unplugged_memory_is_reported() {
     require!(available());
     let daemon = Daemon::plain();
     let (pager, guest) = (&daemon.pager, daemon.machine.guest());
@@ -243,7 +243,7 @@ fn zeros_never_win_over_what_was_saved_meanwhile() {
         Box::new(move || {
             let pager = pager.upgrade().unwrap();
             // Everybody locks the words first.
-            let Some(held) = pager.residency().hold_huge(frame.huge()) else { return };
+            let Some(held) = pager.residency().lock_huge(frame.huge()) else { return };
             held.abandon();
             pager.pluggable().plug(ALL, true).unwrap();
             Machine::put(pager.ram(), frame, &page_of(7));

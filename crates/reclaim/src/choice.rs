@@ -54,7 +54,7 @@ impl Choice {
     /// Adds frames that are evicted together. Asks `may_go` only where it counts: for frames at
     /// rest, while the choice is not full.
     pub(crate) fn add(&mut self, frames: FrameRange, cost: Cost, may_go: impl Fn(Gfn) -> bool) {
-        let counts = cost.work == Work::Rests && !self.is_full();
+        let counts = cost.work == Work::AtRest && !self.is_full();
         if counts && !frames.frames().all(may_go) {
             return;
         }
@@ -150,14 +150,14 @@ mod tests {
             choice.add(one(gfn), cost(Anonymous, Uses::NOW), may_go);
         }
         for gfn in 4..7 {
-            choice.add(one(gfn), cost(File, Uses::rests(1)), may_go);
+            choice.add(one(gfn), cost(File, Uses::unused_for(1)), may_go);
         }
         assert_eq!((choice.rest, choice.is_full()), (2, false));
         let chosen = choice.cheapest(may_go);
         let chosen: Vec<(u64, Work)> =
             chosen.go.iter().map(|(frames, cost)| (frames.start.0, cost.work)).collect();
-        let (rests, recent) = (Work::Rests, Work::Recent);
-        assert_eq!(chosen, [(4, rests), (6, rests), (1, recent), (2, recent)]);
+        let (at_rest, recent) = (Work::AtRest, Work::Recent);
+        assert_eq!(chosen, [(4, at_rest), (6, at_rest), (1, recent), (2, recent)]);
     }
 
     #[test]
@@ -196,7 +196,7 @@ mod tests {
             true
         };
         let mut choice = Choice::new(4);
-        (0..100).for_each(|gfn| choice.add(one(gfn), cost(File, Uses::rests(1)), may_go));
+        (0..100).for_each(|gfn| choice.add(one(gfn), cost(File, Uses::unused_for(1)), may_go));
         assert!(choice.is_full());
         assert_eq!((choice.cheapest(may_go).go.len(), asked.get()), (4, 4));
     }

@@ -21,7 +21,7 @@ const READ_STORE: u32 = 40;
 /// Parts of one: likelihoods are in 64ths, costs in 64ths of a microsecond.
 const PARTS: u32 = 64;
 /// Greatest expected cost of a refill for a frame at rest, in parts of a microsecond.
-const RESTS: u32 = 480;
+const AT_REST_MOST: u32 = 480;
 /// Turns without a use after which page cache counts as long unused.
 const LONG_CACHE: u32 = 2;
 
@@ -46,7 +46,7 @@ pub struct Page {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Work {
     /// At rest: nobody is likely to use it soon.
-    Rests,
+    AtRest,
     /// It was used recently, or may have been.
     Recent,
     /// It was used again and again.
@@ -81,7 +81,7 @@ impl Page {
         }
         if let Some(PageKind::Free { .. }) = self.kind {
             // Nobody needs its content.
-            return Some(Cost { parts: PARTS * GO, work: Work::Rests, is_cache: false });
+            return Some(Cost { parts: PARTS * GO, work: Work::AtRest, is_cache: false });
         }
         let plain = self.likelihood(uses)?;
         let likely = (plain * self.weight() / 4).min(PARTS);
@@ -90,14 +90,14 @@ impl Page {
         let work = match () {
             // Heat and list tell which frame of a kind to evict first, not that all of its kind are
             // busy.
-            () if plain * back <= RESTS => Work::Rests,
+            () if plain * back <= AT_REST_MOST => Work::AtRest,
             () if uses.is_often() => Work::Busy,
             () => Work::Recent,
         };
         Some(Cost { parts: PARTS * go + likely * back, work, is_cache: self.is_cache() })
     }
 
-    /// Whether it is evicted without being written, as far as that can be told before.
+    /// Whether it is evicted without being written, as far as that is known before.
     pub fn goes_unwritten(&self) -> bool {
         matches!(self.kind, Some(PageKind::Free { .. })) || self.is_kept || self.is_block()
     }
@@ -163,19 +163,19 @@ mod tests {
     fn what_costs_least_goes_first() {
         in_order(&[
             (page(Free { order: 0 }), Uses::OFTEN),
-            (page(File), Uses::rests(3)),
-            (page(File), Uses::rests(1)),
+            (page(File), Uses::unused_for(3)),
+            (page(File), Uses::unused_for(1)),
             (page(File), Uses::NOW),
-            (page(Anonymous), Uses::rests(3)),
-            (page(Anonymous), Uses::rests(1)),
+            (page(Anonymous), Uses::unused_for(3)),
+            (page(Anonymous), Uses::unused_for(1)),
             (page(Anonymous), Uses::BEFORE),
             (page(File), Uses::OFTEN),
             (page(Anonymous), Uses::NOW),
             (page(Slab), Uses::NOW),
             (page(Slab), Uses::OFTEN),
         ]);
-        assert_eq!(page(Table).cost(Uses::rests(100)), None);
-        assert_eq!(Page { stays: true, ..page(File) }.cost(Uses::rests(100)), None);
+        assert_eq!(page(Table).cost(Uses::unused_for(100)), None);
+        assert_eq!(Page { stays: true, ..page(File) }.cost(Uses::unused_for(100)), None);
         // If nothing is known of it, it costs what memory of a process does.
         assert_eq!(Page::default().cost(Uses::NOW), page(Anonymous).cost(Uses::NOW));
     }
@@ -183,12 +183,12 @@ mod tests {
     #[test]
     fn what_need_not_be_written_goes_before_what_must() {
         let kept = Page { is_kept: true, ..page(Anonymous) };
-        in_order(&[(kept, Uses::rests(1)), (page(Anonymous), Uses::rests(1))]);
+        in_order(&[(kept, Uses::unused_for(1)), (page(Anonymous), Uses::unused_for(1))]);
         let block = page(File);
         let dirty = Page { lru: Lru { dirty: true, ..Lru::default() }, ..block };
         let no_disk = Page { has_disk: false, ..block };
-        in_order(&[(block, Uses::rests(1)), (dirty, Uses::rests(1))]);
-        assert_eq!(no_disk.cost(Uses::rests(1)), dirty.cost(Uses::rests(1)));
+        in_order(&[(block, Uses::unused_for(1)), (dirty, Uses::unused_for(1))]);
+        assert_eq!(no_disk.cost(Uses::unused_for(1)), dirty.cost(Uses::unused_for(1)));
         let without_room = [kept, block, page(Free { order: 3 }), dirty, no_disk, page(Anonymous)];
         assert_eq!(
             without_room.map(|page| page.goes_unwritten()),
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn a_write_spared_does_not_pay_for_a_read() {
         let kept = Page { is_kept: true, ..page(Anonymous) };
-        in_order(&[(page(Anonymous), Uses::rests(1)), (kept, Uses::OFTEN)]);
+        in_order(&[(page(Anonymous), Uses::unused_for(1)), (kept, Uses::OFTEN)]);
     }
 
     #[test]
@@ -210,7 +210,7 @@ mod tests {
         let with = |lru| Page { lru, ..page(File) };
         let referenced = with(Lru { referenced: true, ..Lru::default() });
         let active = with(Lru { active: true, referenced: true, ..Lru::default() });
-        for used in [Uses::rests(1), Uses::NOW] {
+        for used in [Uses::unused_for(1), Uses::NOW] {
             in_order(&[(page(File), used), (referenced, used), (active, used)]);
         }
         assert_eq!(
@@ -230,16 +230,16 @@ mod tests {
         // A heat beyond the last counts as the last. The coldest in use comes after the hottest at
         // rest.
         assert_eq!(hot(9).cost(Uses::NOW), hot(3).cost(Uses::NOW));
-        in_order(&[(hot(3), Uses::rests(1)), (hot(0), Uses::NOW)]);
+        in_order(&[(hot(3), Uses::unused_for(1)), (hot(0), Uses::NOW)]);
     }
 
     #[test]
     fn what_the_kernel_forgot_goes_with_what_processes_did() {
-        assert_eq!(page(Slab).cost(Uses::rests(7)), page(Anonymous).cost(Uses::rests(7)));
+        assert_eq!(page(Slab).cost(Uses::unused_for(7)), page(Anonymous).cost(Uses::unused_for(7)));
         in_order(&[
-            (page(Slab), Uses::rests(7)),
-            (page(Anonymous), Uses::rests(2)),
-            (page(Slab), Uses::rests(2)),
+            (page(Slab), Uses::unused_for(7)),
+            (page(Anonymous), Uses::unused_for(2)),
+            (page(Slab), Uses::unused_for(2)),
             (page(Anonymous), Uses::NOW),
         ]);
     }
@@ -247,26 +247,26 @@ mod tests {
     /// Kernels without multi-generational LRU have most of what was used twice on their active
     /// list.
     #[test]
-    fn what_rests_does_so_on_any_list() {
+    fn memory_at_rest_is_so_on_any_list() {
         let lru = Lru { active: true, referenced: true, swap_backed: true, ..Lru::default() };
-        for used in [Uses::rests(1), Uses::BEFORE] {
+        for used in [Uses::unused_for(1), Uses::BEFORE] {
             let active = Page { lru, heat: 3, ..page(Anonymous) };
-            assert_eq!(active.cost(used).unwrap().work, Work::Rests, "{used:?}");
+            assert_eq!(active.cost(used).unwrap().work, Work::AtRest, "{used:?}");
             in_order(&[(page(Anonymous), used), (active, used)]);
         }
     }
 
     #[test]
     fn what_a_balloon_has_nobody_asks_for() {
-        in_order(&[(page(PageKind::Offline), Uses::OFTEN), (page(Anonymous), Uses::rests(3))]);
+        in_order(&[(page(PageKind::Offline), Uses::OFTEN), (page(Anonymous), Uses::unused_for(3))]);
         assert!(!page(PageKind::Offline).goes_unwritten());
     }
 
     #[test]
-    fn what_rests_is_told_from_what_is_at_work() {
+    fn memory_at_rest_differs_from_memory_in_use() {
         let work = |kind, used| page(kind).cost(used).unwrap().work;
-        let rests = [(File, Uses::NOW), (Anonymous, Uses::BEFORE), (Slab, Uses::rests(7))];
-        assert!(rests.iter().all(|&(kind, used)| work(kind, used) == Work::Rests));
+        let at_rest = [(File, Uses::NOW), (Anonymous, Uses::BEFORE), (Slab, Uses::unused_for(7))];
+        assert!(at_rest.iter().all(|&(kind, used)| work(kind, used) == Work::AtRest));
         let recent = [(Anonymous, Uses::NOW), (Slab, Uses::BEFORE), (Slab, Uses::NOW)];
         assert!(recent.iter().all(|&(kind, used)| work(kind, used) == Work::Recent));
         assert_eq!([work(File, Uses::OFTEN), work(Anonymous, Uses::OFTEN)], [Work::Busy; 2]);

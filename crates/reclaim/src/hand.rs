@@ -75,7 +75,7 @@ impl Hand {
             failure: None,
             whole_until: None,
             looked: 0,
-            takes: Work::Rests,
+            takes: Work::AtRest,
             chosen: 0,
             credit: 0,
             barren: 0,
@@ -116,8 +116,8 @@ impl Hand {
     }
 
     /// Notes that somebody else empties the VMM's page table now.
-    pub fn note_emptied(&mut self, now: Instant) {
-        self.windows.note_emptied(now);
+    pub fn note_all_forgotten(&mut self, now: Instant) {
+        self.windows.note_all_forgotten(now);
     }
 
     /// Goes on until it has about `want` frames to evict, has looked at enough, or `end` has come.
@@ -185,7 +185,7 @@ impl Hand {
     fn pass(&mut self, by: usize, now: Instant) {
         for _ in 0..by {
             self.windows.pass(self.looks);
-            self.windows.is_away(self.looks, now);
+            self.windows.note_non_resident(self.looks, now);
             self.step();
         }
     }
@@ -252,7 +252,7 @@ impl Hand {
         // of it. One that was used has unused parts, as far as anybody knows.
         let is_used = found.unused < found.resident;
         let goes_whole =
-            |cost: &Cost| piece == Piece::Whole || cost.work == Work::Rests || !is_used;
+            |cost: &Cost| piece == Piece::Whole || cost.work == Work::AtRest || !is_used;
         match (whole.cost().filter(goes_whole), whole.average()) {
             (Some(cost), _) => choice.add(FrameRange::huge(huge), cost, |_| true),
             (None, Some((average, can_go))) if piece == Piece::Breakable => {
@@ -283,9 +283,9 @@ impl Hand {
             looked += usize::from(self.collect(memory, index, is_ripe, &mut choice).resident);
         }
         // How busy the other frames are is known only the next time.
-        let rests = { choice.cheapest(|gfn| memory.may_go(gfn)).go.into_iter() }
-            .filter(|(_, cost)| cost.work == Work::Rests);
-        found.go.extend(rests);
+        let at_rest = { choice.cheapest(|gfn| memory.may_go(gfn)).go.into_iter() }
+            .filter(|(_, cost)| cost.work == Work::AtRest);
+        found.go.extend(at_rest);
         Ok(looked)
     }
 

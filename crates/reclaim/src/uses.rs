@@ -25,7 +25,7 @@ impl Uses {
     pub const OFTEN: Uses = Uses(NOW | BEFORE);
 
     /// Used once, `turns` turns before [`Uses::BEFORE`].
-    pub const fn rests(turns: u32) -> Uses {
+    pub const fn unused_for(turns: u32) -> Uses {
         match BEFORE.checked_shr(turns) {
             Some(bit) => Uses(bit),
             None => Uses(0),
@@ -118,9 +118,9 @@ mod tests {
         assert_eq!(in_turns(&[true]), Uses::NOW);
         assert_eq!(in_turns(&[true, false]), Uses::BEFORE);
         assert_eq!(in_turns(&[true, true]), Uses::OFTEN);
-        assert_eq!(in_turns(&[true, false, false, false]), Uses::rests(2));
+        assert_eq!(in_turns(&[true, false, false, false]), Uses::unused_for(2));
         for turns in 0..10 {
-            assert_eq!(Uses::rests(turns).turns_at_rest(), turns.min(7));
+            assert_eq!(Uses::unused_for(turns).turns_at_rest(), turns.min(7));
         }
         assert_eq!(in_turns(&[true; 20]), Uses(0xff));
         assert_eq!(in_turns(&[[true; 8], [false; 8]].concat()), Uses(0));

@@ -45,7 +45,7 @@ pub struct Order {
     /// Bytes after which to stop.
     pub want_bytes: u64,
     /// Bytes to protect, empty and release at a time. A guest that wants a block of a batch that is
-    /// being emptied waits for the batch.
+    /// being reclaimed waits for the batch.
     pub batch_bytes: u64,
 }
 
@@ -92,7 +92,7 @@ pub enum VProbeStop {
     Io(#[from] io::Error),
 }
 
-/// Reclaims free blocks. Asks `still_runs` right before each batch is emptied, while the batch is
+/// Reclaims free blocks. Asks `still_runs` right before each batch is punched, while the batch is
 /// locked: `false` once the guest may have been reset since it was last known to run.
 ///
 /// Returns what was reclaimed, and what ended it early.

@@ -295,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_owner_has_one_slot_until_it_is_gone() {
+    fn an_owner_has_one_slot_until_that_is_freed() {
         let long = "n".repeat(64);
         let table = Table::own();
         let given = ["web", "db", "web", &long].map(|name| table.give(name));

@@ -82,13 +82,13 @@ fn damage_is_found_and_touches_nothing_else() {
                 assert_eq!(loaded.has(index), ![5, 9].contains(&index));
                 assert!(!loaded.has(index) || *page == noise(index as u64));
             }
-            let mut told = Vec::new();
+            let mut indices = Vec::new();
             let mut ready = |index: usize, page: &Page| {
                 assert_eq!(*page, noise(index as u64));
-                told.push(index);
+                indices.push(index);
             };
             store.load_some(0, buffer.pages_mut(), &[9, 4, 5, 19, 20], &mut ready).unwrap();
-            assert_eq!(told, [4, 19]);
+            assert_eq!(indices, [4, 19]);
         });
     }
 }

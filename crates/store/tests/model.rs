@@ -87,14 +87,14 @@ fn load_batch(store: &dyn Store, model: &Model, first: u64, count: usize, aligne
     }
     // Every third of them, the last one first.
     let which: Vec<usize> = (0..count).rev().step_by(3).collect();
-    let (mut told, wanted) = (Vec::new(), which.iter().filter(|at| loaded.has(**at)).copied());
+    let (mut indices, wanted) = (Vec::new(), which.iter().filter(|at| loaded.has(**at)).copied());
     let wanted: Vec<usize> = wanted.collect();
     let loaded = store.load_some(first, pages, &which, &mut |index, page| {
         assert!(expected.get(&(first + index as u64)).is_some_and(|there| *there == page));
-        told.push(index);
+        indices.push(index);
     });
     loaded.unwrap();
-    assert_eq!(told, wanted);
+    assert_eq!(indices, wanted);
 }
 
 fn apply(store: &dyn Store, model: &mut Model, step: &Step) {

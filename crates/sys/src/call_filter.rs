@@ -208,12 +208,12 @@ mod tests {
         let me = std::env::current_exe().unwrap();
         let test = format!("call_filter::tests::{test}");
         let ran = Command::new(me).args([&test, "--exact", "--ignored"]).output().unwrap();
-        let told = String::from_utf8_lossy(&ran.stdout);
-        assert!(ran.status.success() && told.contains("1 passed"), "{told}");
+        let output = String::from_utf8_lossy(&ran.stdout);
+        assert!(ran.status.success() && output.contains("1 passed"), "{output}");
     }
 
     #[test]
-    fn a_kernel_without_filters_is_told_from_one_that_refuses() {
+    fn a_kernel_without_filters_differs_from_one_that_refuses() {
         let kind = |errno| {
             in_kind(seccompiler::Error::Seccomp(io::Error::from_raw_os_error(errno))).kind()
         };
@@ -316,8 +316,8 @@ mod tests {
         }
         assert!(Command::new("true").status().unwrap().success());
         // What it starts is filtered, too.
-        let told = Command::new("unshare").args(["--mount", "true"]).output().unwrap();
-        assert!(!told.status.success(), "{told:?}");
+        let output = Command::new("unshare").args(["--mount", "true"]).output().unwrap();
+        assert!(!output.status.success(), "{output:?}");
         assert_eq!(std::thread::spawn(|| 7).join().unwrap(), 7);
     }
 }

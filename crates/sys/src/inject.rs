@@ -158,7 +158,7 @@ pub fn close(target: &Target, fd: i32) -> io::Result<()> {
 }
 
 /// Makes a ring inside the process, takes a copy of its descriptor, and closes it there, all while a
-/// thread is stopped once. Returns the copy and what the kernel told of the ring, for
+/// thread is stopped once. Returns the copy and the kernel's parameters of the ring, for
 /// [`RemoteRing`](crate::remote_ring::RemoteRing).
 ///
 /// # Errors

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::process::is_gone;
+use crate::process::is_no_process;
 use crate::process_stat::Stat;
 
 /// The PID of kthreadd, the parent of all kernel threads.
@@ -51,7 +51,7 @@ fn find() -> io::Result<Option<Stat>> {
 /// Returns `None` if there is no such process.
 fn stat(pid: i32) -> io::Result<Option<Stat>> {
     match Stat::of(pid) {
-        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) if is_no_process(&error) => Ok(None),
         stat => stat.map(Some),
     }
 }

@@ -88,8 +88,8 @@ mod tests {
                 assert!(statuses[0] >= 0 && statuses[2] >= 0, "{statuses:?}");
                 assert_eq!(statuses[1], -libc::ENOENT);
                 assert!(locate(&own, &pages, &mut statuses[..2]).is_err());
-                let gone = move_to(&own, &pages[..1], 1 << 20, &mut statuses[..1]);
-                assert_eq!(gone.unwrap_err().raw_os_error(), Some(libc::ENODEV));
+                let no_node = move_to(&own, &pages[..1], 1 << 20, &mut statuses[..1]);
+                assert_eq!(no_node.unwrap_err().raw_os_error(), Some(libc::ENODEV));
             }
         }
     }

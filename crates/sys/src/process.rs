@@ -84,7 +84,7 @@ impl Process {
             });
             match looked {
                 Ok(process) => found.extend(process),
-                Err(error) if is_gone(&error) => {}
+                Err(error) if is_no_process(&error) => {}
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
                 Err(error) => return Err(error),
             }
@@ -252,7 +252,7 @@ pub(crate) fn line_of<'t>(text: &'t [u8], word: &str) -> Option<&'t str> {
 }
 
 /// Whether the error says that a process, or a descriptor, no longer exists.
-pub fn is_gone(error: &io::Error) -> bool {
+pub fn is_no_process(error: &io::Error) -> bool {
     [rustix::io::Errno::NOENT, rustix::io::Errno::SRCH].iter().any(|&code| is(error, code))
 }
 

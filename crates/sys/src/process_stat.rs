@@ -20,7 +20,7 @@ impl Stat {
     /// Reads the fields of the process or thread that has this number now.
     ///
     /// # Errors
-    /// As reading that file. [`crate::process::is_gone`] tells if there is no such process.
+    /// As reading that file. [`crate::process::is_no_process`] tells if there is no such process.
     pub fn of(pid: i32) -> io::Result<Stat> {
         let text = fs::read(format!("/proc/{pid}/stat"))?;
         Stat::parse(&text).ok_or_else(|| io::ErrorKind::InvalidData.into())
@@ -70,6 +70,6 @@ mod tests {
     fn this_process_has_one() {
         let own = Stat::of(std::process::id() as i32).unwrap();
         assert!(own.start_ticks > 0 && own.parent >= 0 && !own.name.is_empty());
-        assert!(crate::process::is_gone(&Stat::of(0).unwrap_err()));
+        assert!(crate::process::is_no_process(&Stat::of(0).unwrap_err()));
     }
 }

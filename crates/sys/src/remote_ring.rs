@@ -49,7 +49,7 @@ const COMPLETION_BYTES: u64 = 16;
 /// Queues of this many entries lie within a page.
 const QUEUES_BYTES_MAX: u64 = 4096;
 
-/// What the kernel told of a ring: where its queues have what.
+/// The kernel's parameters of a ring: the offsets in its queues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingParams([u8; PARAMS_BYTES]);
 
@@ -154,7 +154,7 @@ pub struct RemoteRing {
 }
 
 impl RemoteRing {
-    /// Takes a ring by a copy of its descriptor, and what the kernel told of it.
+    /// Takes a ring by a copy of its descriptor, and the kernel's parameters of it.
     ///
     /// # Errors
     /// `InvalidData`: it is not such a ring. Otherwise as mmap(2).
@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_are_told_in_text() {
+    fn parameters_are_printed_and_parsed() {
         let params = RingParams::request();
         assert_eq!(params.to_string().parse::<RingParams>().unwrap(), params);
         for wrong in ["", "00", &"0".repeat(239), &"0".repeat(241), &"g".repeat(240)] {

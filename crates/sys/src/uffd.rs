@@ -320,13 +320,15 @@ impl Uffd {
 /// Fills a run of pages. `fill` gets the number of bytes filled so far, continues after them, and
 /// returns how many it filled (or an error's negative number, which counts as 0). Returns the
 /// number of bytes filled: all, or those before the first page that was there already. Fails if not
-/// even the first page was filled, or after 1000 times `EAGAIN`.
+/// even the first page was filled, or after `EAGAIN` 1000 times in a row without a filled page.
 fn fill_run(mut fill: impl FnMut(u64) -> (io::Result<()>, i64)) -> io::Result<u64> {
-    let mut done = 0;
+    let (mut done, mut in_vain) = (0, 0);
     // EAGAIN comes as in `again`, and also after a part was filled.
-    for _ in 0..1000 {
+    while in_vain < 1000 {
         let (result, filled) = fill(done);
-        done += u64::try_from(filled).unwrap_or(0);
+        let filled = u64::try_from(filled).unwrap_or(0);
+        done += filled;
+        in_vain = if filled > 0 { 0 } else { in_vain + 1 };
         match result {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::yield_now(),
             Err(error) if done == 0 => return Err(error),

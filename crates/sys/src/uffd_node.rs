@@ -182,18 +182,18 @@ mod tests {
     use super::*;
     use crate::uffd::feature;
 
-    fn told(errno: Errno, in_namespace: bool, may_make: bool) -> String {
+    fn reason(errno: Errno, in_namespace: bool, may_make: bool) -> String {
         let (why, advice) = explain(&errno.into(), in_namespace, may_make);
         format!("{why}: {advice}")
     }
 
     #[test]
     fn a_closed_device_names_its_rule() {
-        let told = told(Errno::PERM, false, true);
+        let line = reason(Errno::PERM, false, true);
         for word in ["device control group", "--device /dev/userfaultfd", "c 10:N rwm"] {
-            assert!(told.contains(word), "{word}: {told}");
+            assert!(line.contains(word), "{word}: {line}");
         }
-        assert!(!told.contains('\n'));
+        assert!(!line.contains('\n'));
     }
 
     #[test]
@@ -205,14 +205,14 @@ mod tests {
 
     #[test]
     fn each_reason_has_its_own_advice() {
-        assert!(told(Errno::PERM, true, true).contains("user namespace"));
+        assert!(reason(Errno::PERM, true, true).contains("user namespace"));
         for denied in [Errno::PERM, Errno::ACCESS] {
-            assert!(told(denied, false, false).contains("CAP_MKNOD"), "{denied}");
+            assert!(reason(denied, false, false).contains("CAP_MKNOD"), "{denied}");
         }
-        assert!(told(Errno::ACCESS, false, true).contains("nodev"));
-        assert!(told(Errno::NODEV, false, true).contains("6.1"));
-        assert!(told(Errno::NOENT, false, true).contains("/dev of its own"));
-        assert!(told(Errno::NOSPC, false, true).contains("No space"));
+        assert!(reason(Errno::ACCESS, false, true).contains("nodev"));
+        assert!(reason(Errno::NODEV, false, true).contains("6.1"));
+        assert!(reason(Errno::NOENT, false, true).contains("/dev of its own"));
+        assert!(reason(Errno::NOSPC, false, true).contains("No space"));
     }
 
     #[test]
@@ -251,8 +251,8 @@ mod tests {
                 Ok(made) => made.unwrap(),
                 Err(error) => {
                     let kind = error.kind();
-                    let in_the_way = [io::ErrorKind::AlreadyExists, io::ErrorKind::NotFound];
-                    assert!(!in_the_way.contains(&kind), "{error}");
+                    let expected = [io::ErrorKind::AlreadyExists, io::ErrorKind::NotFound];
+                    assert!(!expected.contains(&kind), "{error}");
                     eprintln!("SKIPPED: no node can be made here: {error}");
                 }
             }

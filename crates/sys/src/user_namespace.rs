@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_that_cannot_be_given_up_are_told() {
+    fn groups_that_cannot_be_given_up_are_reported() {
         let why = namespace("0 0 1\n", "deny\n").user_restriction(ROOT).unwrap();
         assert!(why.contains("setgroups") && why.contains("--privileged"), "{why}");
         assert!(!why.contains("--user"), "{why}");

@@ -1,7 +1,8 @@
 //! Checks that a host has the tiers of a ladder.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use ebb_units::Bytes;
@@ -132,19 +133,37 @@ fn enough(tier: TierKind, bytes: u64, has_bytes: u64) -> Result<(), HostError> {
     }
 }
 
-/// Checks that a new file has a directory with room for it. A block device always passes here.
+/// Checks that a new file has a directory with room for it, or that a block device is large enough.
 fn has_file(path: &Path, bytes: u64) -> Result<(), HostError> {
-    use std::os::unix::fs::FileTypeExt;
     let wrong = |why: String| HostError::File { path: path.display().to_string(), why };
     let directory: PathBuf = path.parent().unwrap_or(path).into();
     match fs::metadata(path) {
-        Ok(found) if found.file_type().is_block_device() => Ok(()),
+        Ok(found) if found.file_type().is_block_device() => {
+            let device = File::open(path).map_err(|error| wrong(error.to_string()))?;
+            is_large_enough(device, bytes, wrong)
+        }
         Ok(found) if !found.is_file() => {
             Err(wrong("this is no file: name one, or a block device".into()))
         }
         Ok(_) => Err(wrong("exists already: name a new file, which goes when its VM goes".into())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => has_room(&directory, bytes, wrong),
         Err(error) => Err(wrong(error.to_string())),
+    }
+}
+
+fn is_large_enough(
+    mut device: impl Seek,
+    bytes: u64,
+    wrong: impl Fn(String) -> HostError,
+) -> Result<(), HostError> {
+    let device_bytes = device.seek(SeekFrom::End(0)).map_err(|error| wrong(error.to_string()))?;
+    match bytes <= device_bytes {
+        true => Ok(()),
+        false => Err(wrong(format!(
+            "{} do not fit: this device has {}",
+            Bytes(bytes),
+            Bytes(device_bytes)
+        ))),
     }
 }
 
@@ -201,6 +220,15 @@ mod tests {
         };
         let found = nodes_in(directory.path()).unwrap();
         assert_eq!(found, [node(0, 4096, 4, true), node(1, 2048, 1024, false)]);
+    }
+
+    #[test]
+    fn a_device_must_be_large_enough() {
+        let wrong = |why: String| HostError::File { path: "/dev/vdb".into(), why };
+        let device = || io::Cursor::new([0_u8; 8192]);
+        is_large_enough(device(), 8192, wrong).unwrap();
+        let why = is_large_enough(device(), 8193, wrong).unwrap_err().to_string();
+        assert!(why.starts_with("/dev/vdb: ") && why.contains("this device has 8 KiB"), "{why}");
     }
 
     #[test]

@@ -25,7 +25,7 @@ const ATTEMPTS: u32 = 4;
 /// Pause before the second attempt. It doubles before each later one.
 const PAUSE: Duration = Duration::from_millis(1);
 /// Status of a page of which the kernel does not say what happened.
-const UNTOLD: i32 = i32::MIN;
+const UNSET: i32 = i32::MIN;
 
 /// Moves pages in batches.
 #[derive(Debug)]
@@ -156,17 +156,17 @@ impl Mover {
     fn attempt(&self, to: To<'_>, pages: &[Hva]) -> io::Result<Vec<Outcome>> {
         let To { process, node, page_bytes } = to;
         self.limiter.wait(pages.len() as u64 * page_bytes);
-        let mut statuses = vec![UNTOLD; pages.len()];
+        let mut statuses = vec![UNSET; pages.len()];
         let is_full = match numa::move_to(process, pages, node, &mut statuses) {
             Err(error) if is(&error, Errno::NOMEM) => true,
             result => result.map(|()| false)?,
         };
         // If one page fails, the kernel says nothing about those that it took together with it.
-        let untold = |status: i32| status == UNTOLD || status == -Errno::BUSY.raw_os_error();
-        if statuses.iter().any(|&status| untold(status)) {
+        let is_unknown = |status: i32| status == UNSET || status == -Errno::BUSY.raw_os_error();
+        if statuses.iter().any(|&status| is_unknown(status)) {
             let now = locate(process, pages)?;
             for (status, now) in statuses.iter_mut().zip(now) {
-                *status = if untold(*status) { now } else { *status };
+                *status = if is_unknown(*status) { now } else { *status };
             }
         }
         let of = |&status: &i32| match outcome(status, node, Outcome::Moved) {
@@ -182,7 +182,7 @@ impl Mover {
 /// # Errors
 /// From move_pages(2).
 pub(crate) fn locate(process: &Process, pages: &[Hva]) -> io::Result<Vec<i32>> {
-    let mut statuses = vec![UNTOLD; pages.len()];
+    let mut statuses = vec![UNSET; pages.len()];
     numa::locate(process, pages, &mut statuses)?;
     Ok(statuses)
 }
@@ -204,7 +204,7 @@ fn outcome(status: i32, node: u32, here: Outcome) -> Outcome {
 
 fn explain(error: io::Error, node: u32) -> TierError {
     match Errno::from_io_error(&error) {
-        Some(Errno::SRCH) => TierError::Gone,
+        Some(Errno::SRCH) => TierError::VmEnded,
         Some(Errno::PERM) => TierError::NotAllowed(error),
         Some(Errno::NODEV | Errno::ACCESS | Errno::NOSYS) => TierError::NoNode { node, error },
         _ => TierError::Failed { tier: TierKind::Node(node), error },
@@ -233,6 +233,6 @@ mod tests {
         ] {
             assert_eq!(of(-errno.raw_os_error()), meaning, "{errno}");
         }
-        assert_eq!(of(UNTOLD), Outcome::InUse);
+        assert_eq!(of(UNSET), Outcome::InUse);
     }
 }

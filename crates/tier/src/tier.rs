@@ -84,7 +84,7 @@ impl FromIterator<Outcome> for Tally {
 pub enum TierError {
     /// The VM's process has ended.
     #[error("the VM has ended")]
-    Gone,
+    VmEnded,
     /// Moving pages of another process needs `CAP_SYS_NICE`.
     #[error("moving the VM's pages is not allowed ({0}): run as root")]
     NotAllowed(#[source] io::Error),

@@ -62,6 +62,6 @@ fn a_vm_that_has_ended_is_named() {
     let mut child = std::process::Command::new("true").spawn().unwrap();
     let process = Arc::new(Process::open(child.id() as i32).unwrap());
     child.wait().unwrap();
-    let gone = node(0, &process, &ram).bring(&[Gfn(0)]);
-    assert!(matches!(gone, Err(TierError::Gone)), "{gone:?}");
+    let ended = node(0, &process, &ram).bring(&[Gfn(0)]);
+    assert!(matches!(ended, Err(TierError::VmEnded)), "{ended:?}");
 }

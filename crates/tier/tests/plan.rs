@@ -92,9 +92,9 @@ fn naive(case: &Case) -> Vec<Step> {
                 break;
             }
             left -= step.frames();
-            for gone in [step.down, step.up].into_iter().flatten() {
-                places[gone.gfn.0 as usize] = PagePlace::Tier(gone.to);
-                moved.insert(gone.gfn);
+            for moved_page in [step.down, step.up].into_iter().flatten() {
+                places[moved_page.gfn.0 as usize] = PagePlace::Tier(moved_page.to);
+                moved.insert(moved_page.gfn);
             }
             steps.push(step);
         }
@@ -106,11 +106,11 @@ fn naive(case: &Case) -> Vec<Step> {
 fn carry_out(case: &mut Case, plan: &Plan) {
     let mut moved = HashSet::new();
     for step in &plan.steps {
-        for gone in [step.down, step.up].into_iter().flatten() {
-            assert!(moved.insert(gone.gfn), "{:?} moves twice", gone.gfn);
-            let place = &mut case.pages[gone.gfn.0 as usize].1;
-            assert_eq!(*place, PagePlace::Tier(gone.from), "{gone:?}");
-            *place = PagePlace::Tier(gone.to);
+        for moved_page in [step.down, step.up].into_iter().flatten() {
+            assert!(moved.insert(moved_page.gfn), "{:?} moves twice", moved_page.gfn);
+            let place = &mut case.pages[moved_page.gfn.0 as usize].1;
+            assert_eq!(*place, PagePlace::Tier(moved_page.from), "{moved_page:?}");
+            *place = PagePlace::Tier(moved_page.to);
         }
         if let Some(down) = step.down {
             assert!(down.to > down.from);

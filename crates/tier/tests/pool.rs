@@ -165,7 +165,7 @@ fn four_vms_as_in_the_paper() {
 }
 
 #[test]
-fn limits_that_cannot_hold_together_are_refused() {
+fn limits_that_contradict_each_other_are_refused() {
     let mut pool = Pool::new(100);
     let limits = |share_frames, lower_percent, upper_percent| Limits {
         share_frames,

@@ -35,8 +35,8 @@ const CONFIG_CHANGE: u32 = 2;
 #[derive(Debug, Error)]
 pub enum Parted {
     /// The other side has closed it.
-    #[error("it has gone")]
-    Gone,
+    #[error("it has closed the connection")]
+    Closed,
     /// As sendmsg(2), recvmsg(2) and poll(2).
     #[error("{0}")]
     Io(#[from] Errno),
@@ -53,7 +53,7 @@ pub enum Parted {
     #[error("a ring's descriptor that is no eventfd")]
     NoEvent,
     /// A touch of a mapping found nothing in its file.
-    #[error("its memory is gone: the file was shrunk, or has no room to grow")]
+    #[error("its memory has no page: the file was shrunk, or has no room to grow")]
     Memory,
     /// The other side began a message and does not end it.
     #[error("a message whose end does not come")]
@@ -191,7 +191,7 @@ impl Connection {
             match recvmsg(&self.stream, &mut [IoSliceMut::new(place)], &mut control, flags) {
                 Ok(received) => received,
                 Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
-                Err(Errno::CONNRESET) => return Err(Parted::Gone),
+                Err(Errno::CONNRESET) => return Err(Parted::Closed),
                 Err(error) => return Err(error.into()),
             };
         for message in control.drain() {
@@ -203,7 +203,7 @@ impl Connection {
             return Err(Parted::Files);
         }
         if received.bytes == 0 {
-            return Err(Parted::Gone);
+            return Err(Parted::Closed);
         }
         self.received.extend(bytes.iter().take(received.bytes));
         Ok(true)
@@ -256,7 +256,7 @@ fn send(to: &UnixStream, message: &Message) -> Result<(), Parted> {
     match sendmsg(to, &parts, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
         Ok(sent) if sent == HEADER_BYTES + message.body.len() => Ok(()),
         Ok(_) | Err(Errno::AGAIN) => Err(Parted::Deaf),
-        Err(Errno::PIPE | Errno::CONNRESET) => Err(Parted::Gone),
+        Err(Errno::PIPE | Errno::CONNRESET) => Err(Parted::Closed),
         Err(error) => Err(error.into()),
     }
 }
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(ours.receive().unwrap().unwrap().request, 3);
         assert!(ours.receive().unwrap().is_none());
         drop(front_end);
-        assert!(matches!(ours.receive(), Err(Parted::Gone)));
+        assert!(matches!(ours.receive(), Err(Parted::Closed)));
     }
 
     #[test]
@@ -380,6 +380,6 @@ mod tests {
         while ours.send(&Message::reply(17, vec![0; 4000])).is_ok() {}
         announce(ours.stream()).unwrap();
         drop(front_end);
-        assert!(matches!(ours.send(&Message::reply(17, vec![])), Err(Parted::Gone)));
+        assert!(matches!(ours.send(&Message::reply(17, vec![])), Err(Parted::Closed)));
     }
 }

@@ -193,13 +193,13 @@ mod tests {
     }
 
     #[test]
-    fn only_whole_frames_that_meet_blocks_are_told() {
+    fn only_whole_frames_that_meet_blocks_are_found() {
         let all = [segment(0x1000, 0x1000), segment(0x5000, 0x800), segment(0x5800, 0x1800)];
-        let told: Vec<_> = whole_frames(&all, 0x3000).collect();
-        assert_eq!(told, [(3, Gfn(1), 0), (5, Gfn(6), 0x2000)]);
+        let found: Vec<_> = whole_frames(&all, 0x3000).collect();
+        assert_eq!(found, [(3, Gfn(1), 0), (5, Gfn(6), 0x2000)]);
         assert_eq!(whole_frames(&all, 0x200).count(), 0);
         let late = [segment(0x1e00, 0x2200)];
-        let told: Vec<_> = whole_frames(&late, 0x3e00).collect();
-        assert_eq!(told, [(4, Gfn(2), 0x200), (5, Gfn(3), 0x1200)]);
+        let found: Vec<_> = whole_frames(&late, 0x3e00).collect();
+        assert_eq!(found, [(4, Gfn(2), 0x200), (5, Gfn(3), 0x1200)]);
     }
 }

@@ -78,7 +78,7 @@ impl Passage {
         // A closed front end must be noticed here: it is not read while its last message waits.
         let left = events.get(ends.len()).map_or(PollFlags::empty(), PollFd::revents);
         if self.pending.is_some() && left.intersects(PollFlags::HUP | PollFlags::ERR) {
-            return Err(Parted::Gone);
+            return Err(Parted::Closed);
         }
         Ok(events.iter().take(ends.len()).any(|event| !event.revents().is_empty()))
     }

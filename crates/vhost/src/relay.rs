@@ -83,7 +83,7 @@ struct Relay {
     /// A message that was passed on and needs an answer, by the next device if this one gives none.
     asked: Option<Message>,
     /// Why no device could be connected to, as it was last logged.
-    told: Option<io::ErrorKind>,
+    logged: Option<io::ErrorKind>,
 }
 
 impl Relay {
@@ -95,7 +95,7 @@ impl Relay {
             kept: Kept::default(),
             message: None,
             asked: None,
-            told: None,
+            logged: None,
         }
     }
 
@@ -163,7 +163,7 @@ impl Relay {
                 return Ok(None);
             }
         };
-        self.told = None;
+        self.logged = None;
         // The new device must not begin what the front end has ended meanwhile.
         while self.asked.is_none() {
             let said = match self.message.take() {
@@ -174,9 +174,9 @@ impl Relay {
             self.remember(message);
         }
         let mut device = Connection::new(stream);
-        let told = self.kept.messages().try_for_each(|message| device.send(message));
+        let sent = self.kept.messages().try_for_each(|message| device.send(message));
         let asked = self.asked.as_ref().map_or(Ok(()), |message| device.send(message));
-        Ok(told.and(asked).ok().map(|()| device))
+        Ok(sent.and(asked).ok().map(|()| device))
     }
 
     /// Returns what to log about a device that cannot be connected to. It is logged once, since the
@@ -185,7 +185,7 @@ impl Relay {
         use io::ErrorKind as Kind;
         let kind = error.kind();
         if matches!(kind, Kind::NotFound | Kind::ConnectionRefused | Kind::Interrupted)
-            || self.told.replace(kind) == Some(kind)
+            || self.logged.replace(kind) == Some(kind)
         {
             return None;
         }
@@ -324,23 +324,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_in_the_way_of_a_device_is_told_once() {
+    fn a_failed_connection_is_reported_once() {
         let (stream, _front_end) = UnixStream::pair().unwrap();
         let mut relay = Relay::new(stream, Path::new("/device"));
-        let mut told = |kind: io::ErrorKind| relay.connect_failure(&kind.into());
-        assert_eq!(told(io::ErrorKind::NotFound), None);
-        let closed = told(io::ErrorKind::PermissionDenied).unwrap();
+        let mut message = |kind: io::ErrorKind| relay.connect_failure(&kind.into());
+        assert_eq!(message(io::ErrorKind::NotFound), None);
+        let closed = message(io::ErrorKind::PermissionDenied).unwrap();
         assert!(closed.contains("no privilege") && !closed.contains('\n'), "{closed}");
         // Once, even if the reason comes and goes.
         for kind in [io::ErrorKind::PermissionDenied, io::ErrorKind::NotFound] {
-            assert_eq!(told(kind), None);
+            assert_eq!(message(kind), None);
         }
-        assert_eq!(told(io::ErrorKind::PermissionDenied), None);
-        assert!(told(io::ErrorKind::NotADirectory).is_some());
+        assert_eq!(message(io::ErrorKind::PermissionDenied), None);
+        assert!(message(io::ErrorKind::NotADirectory).is_some());
     }
 
     #[test]
-    fn a_device_that_is_there_again_ends_what_was_told() {
+    fn a_device_that_is_there_again_ends_the_failure() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("device");
         let (stream, _front_end) = UnixStream::pair().unwrap();
@@ -348,10 +348,10 @@ mod tests {
         // Its parent is not a directory.
         relay.path = "/dev/null/device".into();
         assert!(relay.connect().is_ok_and(|device| device.is_none()));
-        assert_eq!(relay.told, Some(io::ErrorKind::NotADirectory));
+        assert_eq!(relay.logged, Some(io::ErrorKind::NotADirectory));
         relay.path = path.clone();
         let _device = UnixListener::bind(&path).unwrap();
         assert!(relay.connect().is_ok_and(|device| device.is_some()));
-        assert_eq!(relay.told, None);
+        assert_eq!(relay.logged, None);
     }
 }

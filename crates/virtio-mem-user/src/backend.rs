@@ -171,8 +171,8 @@ impl Server {
             let served = self.serve(stream);
             self.signals.driven.store(false, SeqCst);
             match served {
-                Ok(()) | Err(Parted::Gone) => {
-                    tracing::debug!("{}: the front end has gone", self.socket.display());
+                Ok(()) | Err(Parted::Closed) => {
+                    tracing::debug!("{}: the front end has disconnected", self.socket.display());
                 }
                 Err(why) => tracing::warn!("{}: front end: {why}", self.socket.display()),
             }

@@ -84,8 +84,8 @@ impl<'a> Session<'a> {
     }
 
     /// Tells the driver that the configuration space has changed. Without a channel, the driver
-    /// sees that when it reads. If the queue does not run, the driver is told once it does, because
-    /// QEMU 11 does not survive a notification for a stopped device.
+    /// sees that when it reads. If the queue does not run, the driver is notified once it does,
+    /// because QEMU 11 does not survive a notification for a stopped device.
     pub(crate) fn announce(&mut self) {
         if self.ring.kick().is_none() {
             return;
@@ -175,7 +175,7 @@ impl<'a> Session<'a> {
             FrontendReq::SET_VRING_ERR => drop(ring_file(message)?),
             FrontendReq::SET_VRING_ENABLE => {
                 self.ring.set_enabled(ring_value(message)? == 1);
-                // Announces changes that happened before the front end could be told.
+                // Announces changes that happened before the front end could be notified.
                 self.announce();
             }
             _ => return None,

@@ -227,7 +227,7 @@ fn message(request: u32, flags: u32, body: &[u64]) -> Vec<u8> {
 
 const NEED_REPLY: u32 = 1 | 1 << 3;
 
-/// A front end that asks for an acknowledgement is told that its message was refused.
+/// A front end that asks for an acknowledgement learns that its message was refused.
 #[test]
 fn nonsense_is_refused() {
     let driver = Driver::new();

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
 use driver::*;
 use ebb_vhost::{Access, AllResident, Dma, DmaFault, Segment};
-use ebb_virtio_mem::{Device, DeviceParts, NotKept, Options, Saved};
+use ebb_virtio_mem::{Device, DeviceParts, NotSaved, Options, Saved};
 use ebb_virtio_mem_user::solo::{Rings, Solo};
 
 struct Bench {
@@ -28,7 +28,7 @@ impl Bench {
         let driver = Driver::new();
         let parts = DeviceParts {
             memory: Box::new(driver.vm.file_memory()),
-            record: Box::new(NotKept),
+            record: Box::new(NotSaved),
             notify: Box::new(|| {}),
         };
         let options = Options { spare_bytes: 4 * BLOCK, ..Options::default() };
@@ -140,16 +140,16 @@ fn rings_that_make_no_sense_are_served_no_more() {
 /// Memory that cannot be had now for five pins: pin number `from`, counted from 0, and the four
 /// after it.
 #[derive(Default)]
-struct Away {
+struct Unavailable {
     asked: AtomicU32,
     from: u32,
 }
 
-impl Dma for Away {
+impl Dma for Unavailable {
     fn pin(&self, segments: &[Segment], _: Access) -> Result<(), DmaFault> {
         let asked = self.asked.fetch_add(1, SeqCst);
-        let away = (self.from..self.from + 5).contains(&asked);
-        if away { Err(DmaFault::NotNow(segments[0].gpa)) } else { Ok(()) }
+        let unavailable = (self.from..self.from + 5).contains(&asked);
+        if unavailable { Err(DmaFault::NotNow(segments[0].gpa)) } else { Ok(()) }
     }
 
     fn unpin(&self, _: &[Segment]) {}
@@ -161,14 +161,14 @@ fn memory_that_cannot_be_had_now_is_waited_for() {
     // answer.
     let mut from = 0;
     loop {
-        let away = Arc::new(Away { from, ..Away::default() });
-        let mut bench = Bench::behind(RINGS, 4, away.clone());
+        let unavailable = Arc::new(Unavailable { from, ..Unavailable::default() });
+        let mut bench = Bench::behind(RINGS, 4, unavailable.clone());
         let line = bench.driver.new_line();
         bench.driver.vm.put(line, &plug(0, 1).to_bytes());
         let slot = bench.driver.offer(&[(line, 24)], &[(line + 32, 10)]);
         assert_eq!(bench.serve(slot), 10, "{from}");
         assert_eq!((bench.driver.answer(line + 32), bench.plugged()), (ACK, 1), "{from}");
-        if away.asked.load(SeqCst) <= from {
+        if unavailable.asked.load(SeqCst) <= from {
             break;
         }
         from += 1;

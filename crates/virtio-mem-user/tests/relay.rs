@@ -124,8 +124,8 @@ fn a_device_that_comes_back_to_stop_announces_nothing() {
     let mut front_end = bench.connect();
     front_end.notice();
     bench.stop();
-    let told = front_end.stop_and_go(|| bench.start());
-    assert_eq!(told, []);
+    let notified = front_end.stop_and_go(|| bench.start());
+    assert_eq!(notified, []);
 }
 
 #[test]

@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_of_another_size_are_not_taken() {
+    fn words_of_another_size_are_refused() {
         let map = BlockMap::new(65);
         assert!(map.load(&[1]).is_none());
         assert!(map.load(&[1, 2]).is_none());

@@ -40,7 +40,7 @@ pub struct Device {
     guard: Arc<Guard>,
     config: Mutex<Config>,
     work: Mutex<Work>,
-    held: AtomicBool,
+    suspended: AtomicBool,
     notify: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -88,7 +88,7 @@ impl Device {
             guard,
             config: Mutex::new(Config::new(geometry, sizes)),
             work: Mutex::new(work),
-            held: AtomicBool::new(false),
+            suspended: AtomicBool::new(false),
             notify,
         };
         let mut work = device.work();
@@ -142,12 +142,12 @@ impl Device {
         &self.guard
     }
 
-    /// Sets whether the VM is held, as for migration. While it is, no block changes; the driver
-    /// gets `BUSY`, and asks again by itself.
-    pub fn set_held(&self, held: bool) {
+    /// Sets whether the VMM has suspended changes, as for migration. While it has, no block
+    /// changes; the driver gets `BUSY`, and asks again by itself.
+    pub fn set_suspended(&self, suspended: bool) {
         // Any change of blocks that was under way has ended once this lock is ours.
         let _work = self.work();
-        self.held.store(held, SeqCst);
+        self.suspended.store(suspended, SeqCst);
     }
 
     /// Sets the size that the guest should have, in bytes, and notifies the driver. From now on the
@@ -218,8 +218,8 @@ impl Device {
     /// Handles a reset of the guest: unplugs every block, and makes the usable region fit the
     /// requested size (sections 5.15.6.2, 5.15).
     ///
-    /// Returns `false` if that did not happen, because the VM is held or the host could not do it.
-    /// The next driver then unplugs all blocks before anything else.
+    /// Returns `false` if that did not happen, because the VMM has suspended changes or the host
+    /// could not do it. The next driver then unplugs all blocks before anything else.
     ///
     /// # Errors
     /// The device has stopped.
@@ -255,7 +255,7 @@ impl Device {
         if plugged_bytes + frames.bytes() > requested_bytes {
             return Ok(Response::Nack);
         }
-        if self.is_held() {
+        if self.is_suspended() {
             return Ok(Response::Busy);
         }
         if let Err(error) = work.memory.plug(frames, self.options.prealloc) {
@@ -281,7 +281,7 @@ impl Device {
             BlockState::Unplugged if done == Some(change) => return Ok(Response::Ack),
             _ => return Ok(Response::Error),
         }
-        if self.is_held() {
+        if self.is_suspended() {
             return Ok(Response::Busy);
         }
         self.take(work, &[blocks], Some(change), self.sizes().usable_bytes)
@@ -289,7 +289,7 @@ impl Device {
 
     /// Section 5.15.6.5.
     fn unplug_all(&self, work: &mut Work) -> Result<Response, Stopped> {
-        if self.is_held() {
+        if self.is_suspended() {
             return Ok(Response::Busy);
         }
         let usable_bytes = self.usable_for(self.sizes().requested_bytes);
@@ -381,8 +381,8 @@ impl Device {
         wanted.min(self.geometry.region_bytes).next_multiple_of(self.geometry.block_bytes)
     }
 
-    fn is_held(&self) -> bool {
-        self.held.load(SeqCst)
+    fn is_suspended(&self) -> bool {
+        self.suspended.load(SeqCst)
     }
 
     fn work(&self) -> MutexGuard<'_, Work> {

@@ -28,7 +28,7 @@
 //! };
 //! let parts = DeviceParts {
 //!     memory: Box::new(Nothing), // or a `FileMemory`
-//!     record: Box::new(NotKept), // or a `StateFile`
+//!     record: Box::new(NotSaved), // or a `StateFile`
 //!     notify: Box::new(|| { /* tell the driver: the configuration has changed */ }),
 //! };
 //! let device = Device::start(Saved::new(geometry)?, Options::default(), parts)?;
@@ -61,6 +61,6 @@ pub use device::{Device, DeviceParts, Options, SizeError, StartError, Stopped};
 pub use geometry::{BLOCKS_MAX, Geometry, GeometryError};
 pub use guard::{Guard, Touch};
 pub use memory::{FileMemory, Memory};
-pub use record::{NotKept, Record, StateFile, StateFileError};
+pub use record::{NotSaved, Record, StateFile, StateFileError};
 pub use request::{BlockState, Named, REQUEST_BYTES, RESPONSE_BYTES, Request, Response};
 pub use saved::{Saved, SavedError};

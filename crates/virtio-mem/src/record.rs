@@ -23,9 +23,9 @@ pub trait Record: Send {
 
 /// No record: for a device that lives and dies with its VM.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct NotKept;
+pub struct NotSaved;
 
-impl Record for NotKept {
+impl Record for NotSaved {
     fn keep(&mut self, _: &Saved) -> io::Result<()> {
         Ok(())
     }

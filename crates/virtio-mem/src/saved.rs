@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn state_that_makes_no_sense_is_not_taken() {
+    fn state_that_makes_no_sense_is_refused() {
         let refused = |change: fn(&mut Saved)| {
             let mut state = saved();
             change(&mut state);

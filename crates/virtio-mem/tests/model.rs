@@ -14,7 +14,7 @@ enum Action {
     Ask(Request),
     Bytes(Vec<u8>),
     Resize(u64),
-    Hold(bool),
+    Suspend(bool),
     PlugFails,
     UnplugFails,
     Reset,
@@ -28,7 +28,7 @@ struct Model {
     plugged: BTreeSet<u64>,
     usable: u64,
     requested: u64,
-    held: bool,
+    suspended: bool,
     plug_fails: bool,
     unplug_fails: bool,
 }
@@ -71,7 +71,7 @@ impl Model {
         if (self.plugged.len() + blocks.len()) as u64 > self.requested {
             return Response::Nack;
         }
-        if self.held || std::mem::take(&mut self.plug_fails) {
+        if self.suspended || std::mem::take(&mut self.plug_fails) {
             return Response::Busy;
         }
         self.plugged.extend(blocks);
@@ -83,7 +83,7 @@ impl Model {
         if !blocks.iter().all(|block| self.plugged.contains(block)) {
             return Response::Error;
         }
-        if self.held || std::mem::take(&mut self.unplug_fails) {
+        if self.suspended || std::mem::take(&mut self.unplug_fails) {
             return Response::Busy;
         }
         blocks.iter().for_each(|block| assert!(self.plugged.remove(block)));
@@ -91,8 +91,8 @@ impl Model {
     }
 
     fn unplug_all(&mut self) -> Response {
-        let fails = !self.plugged.is_empty() && !self.held && self.unplug_fails;
-        if self.held || fails {
+        let fails = !self.plugged.is_empty() && !self.suspended && self.unplug_fails;
+        if self.suspended || fails {
             self.unplug_fails &= !fails;
             return Response::Busy;
         }
@@ -127,7 +127,7 @@ fn action() -> impl Strategy<Value = Action> {
         30 => request().prop_map(Action::Ask),
         1 => prop::collection::vec(any::<u8>(), 0..40).prop_map(Action::Bytes),
         5 => (0..=BLOCKS).prop_map(Action::Resize),
-        1 => any::<bool>().prop_map(Action::Hold),
+        1 => any::<bool>().prop_map(Action::Suspend),
         1 => Just(Action::PlugFails),
         1 => Just(Action::UnplugFails),
         1 => Just(Action::Reset),
@@ -156,9 +156,9 @@ fn run(driver: &mut Driver, model: &mut Model, action: Action) {
             model.requested = blocks;
             model.usable = model.usable.max(model.fit());
         }
-        Action::Hold(held) => {
-            driver.device.set_held(held);
-            model.held = held;
+        Action::Suspend(suspended) => {
+            driver.device.set_suspended(suspended);
+            model.suspended = suspended;
         }
         Action::PlugFails => {
             driver.host.plug_fails.set(0);
@@ -179,7 +179,7 @@ fn run(driver: &mut Driver, model: &mut Model, action: Action) {
         Action::Restart => {
             driver.host.plug_fails.set(-1);
             driver.host.unplug_fails.set(-1);
-            (model.plug_fails, model.unplug_fails, model.held) = (false, false, false);
+            (model.plug_fails, model.unplug_fails, model.suspended) = (false, false, false);
             driver.restart();
             // The driver has no request in flight, so its next one is a new one.
             driver.ask(state(0, 1));

@@ -83,7 +83,7 @@ fn what_a_driver_reads_does_not_wait_for_memory() {
         has_begun.recv().unwrap();
         let mut plugged = [0; 8];
         device.read_config(40, &mut plugged);
-        assert_eq!(u64::from_le_bytes(plugged), 20 * BLOCK, "it was not told yet");
+        assert_eq!(u64::from_le_bytes(plugged), 20 * BLOCK, "no notification yet");
         assert_eq!(device.guard().judge(GEOMETRY.start, true), Touch::Forbidden);
         release.send(()).unwrap();
         assert_eq!(unplugging.join().unwrap(), Ok(Response::Ack));

@@ -28,7 +28,7 @@ fn features_are_offered_as_the_host_says() {
         let geometry = Geometry { node, ..GEOMETRY };
         let parts = DeviceParts {
             memory: Box::new(FileMemory::new(host.file.try_clone().unwrap(), 0, &geometry)),
-            record: Box::new(NotKept),
+            record: Box::new(NotSaved),
             notify: Box::new(|| {}),
         };
         let options = Options { inaccessible, ..OPTIONS };
@@ -57,7 +57,7 @@ fn the_driver_reads_the_sizes_as_they_are() {
 
 /// 5.15.4.2: plugged_size changes without a notification; 2.5.1.
 #[test]
-fn only_what_the_host_changes_is_told() {
+fn only_what_the_host_changes_is_announced() {
     let mut driver = Driver::new();
     let mut generation = driver.device.generation();
     let mut changed = |driver: &Driver| {
@@ -144,10 +144,10 @@ fn a_system_reset_unplugs_all() {
 fn a_system_reset_that_cannot_unplug_leaves_all() {
     let mut driver = Driver::with(20);
     driver.ask(plug(3, 5));
-    driver.device.set_held(true);
+    driver.device.set_suspended(true);
     assert_eq!(driver.device.system_reset(), Ok(false));
     driver.check();
-    driver.device.set_held(false);
+    driver.device.set_suspended(false);
     assert_eq!(driver.ask(UNPLUG_ALL), Response::Ack);
     driver.check();
 }
@@ -174,7 +174,7 @@ fn touches_are_judged() {
     let host = Host::new();
     let parts = DeviceParts {
         memory: Box::new(FileMemory::new(host.file.try_clone().unwrap(), 0, &GEOMETRY)),
-        record: Box::new(NotKept),
+        record: Box::new(NotSaved),
         notify: Box::new(|| {}),
     };
     let options = Options { inaccessible: false, ..OPTIONS };
@@ -272,17 +272,17 @@ fn no_more_is_plugged_than_is_requested() {
 
 /// 5.15.6.3.2, 5.15.6.4.2 and 5.15.6.5.2; STATE is always answered: 5.15.6.6.2.
 #[test]
-fn a_vm_that_is_held_changes_no_block() {
+fn a_vm_under_migration_changes_no_block() {
     let mut driver = Driver::with(20);
     driver.ask(plug(0, 5));
-    driver.device.set_held(true);
+    driver.device.set_suspended(true);
     let held = [plug(5, 1), unplug(0, 1), UNPLUG_ALL].map(|request| driver.ask(request));
     assert_eq!(held, [Response::Busy; 3]);
     assert_eq!(driver.ask(state(0, 6)), MIXED);
     assert_eq!(driver.ask(plug(0, 1)), Response::Error);
     assert_eq!(driver.ask(plug(5, 16)), Response::Nack);
     driver.check();
-    driver.device.set_held(false);
+    driver.device.set_suspended(false);
     let free = [plug(5, 1), unplug(0, 1), UNPLUG_ALL].map(|request| driver.ask(request));
     assert_eq!(free, [Response::Ack; 3]);
     driver.check();
@@ -290,7 +290,7 @@ fn a_vm_that_is_held_changes_no_block() {
 
 /// 5.15.6.6.2
 #[test]
-fn the_state_of_blocks_is_told() {
+fn the_state_of_blocks_is_reported() {
     let mut driver = Driver::with(20);
     driver.ask(plug(5, 5));
     for (first, count, expected) in [
@@ -376,7 +376,7 @@ fn a_device_whose_state_cannot_be_kept_stops() {
     for request in [plug(10, 5), unplug(0, 2), UNPLUG_ALL] {
         let mut driver = Driver::with(20);
         driver.ask(plug(0, 5));
-        driver.host.keep_fails.set(0);
+        driver.host.save_fails.set(0);
         assert!(driver.device.answer(request).is_err());
         assert!(driver.device.handle(&request.to_bytes()).is_err());
         driver.restart();
@@ -385,7 +385,7 @@ fn a_device_whose_state_cannot_be_kept_stops() {
         driver.check();
     }
     let host = Host::new();
-    host.keep_fails.set(0);
+    host.save_fails.set(0);
     assert!(matches!(start(&host), Err(StartError::Record(_))));
     host.unplug_fails.set(0);
     assert!(matches!(start(&host), Err(StartError::Memory(_))));

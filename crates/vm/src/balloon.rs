@@ -38,7 +38,7 @@ impl Balloon {
 /// A guest's own figures. `None` where it does not tell.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Stats {
-    /// When the guest told them, in seconds since 1970. 0 means never.
+    /// When the guest reported them, in seconds since 1970. 0 means never.
     pub updated_s: u64,
     /// Bytes that the guest's kernel manages.
     pub total_bytes: Option<u64>,
@@ -76,9 +76,9 @@ pub fn look(qmp: &mut Qmp, initial_bytes: u64) -> Result<Option<Balloon>, QmpErr
     let stats = driver::property(qmp, &path, "guest-stats")?;
     let driver = driver::of(qmp, &path)?;
     // What QEMU remembers of a guest before its reset is stale.
-    let gone = driver == GuestDriver::Absent;
-    let held_bytes = if gone { 0 } else { initial_bytes.saturating_sub(left) };
-    let stats = stats.filter(|_| !gone).map(|stats| parse(&stats)).unwrap_or_default();
+    let is_absent = driver == GuestDriver::Absent;
+    let held_bytes = if is_absent { 0 } else { initial_bytes.saturating_sub(left) };
+    let stats = stats.filter(|_| !is_absent).map(|stats| parse(&stats)).unwrap_or_default();
     Ok(Some(Balloon { path, held_bytes, driver, deflates_on_oom, reporting_offered, stats }))
 }
 
@@ -102,21 +102,21 @@ pub fn request(qmp: &mut Qmp, initial_bytes: u64, held_bytes: u64) -> Result<(),
 }
 
 fn parse(answer: &Value) -> Stats {
-    // All bits set means that the guest did not tell.
-    let told = |key: &str| {
+    // All bits set means that the guest did not report it.
+    let figure = |key: &str| {
         let value = answer.get("stats").and_then(|stats| stats.get(key)).and_then(Value::as_u64);
         value.filter(|value| *value != u64::MAX)
     };
     Stats {
         updated_s: answer.get("last-update").and_then(Value::as_u64).unwrap_or(0),
-        total_bytes: told("stat-total-memory"),
-        free_bytes: told("stat-free-memory"),
-        available_bytes: told("stat-available-memory"),
-        cache_bytes: told("stat-disk-caches"),
-        swapped_in_bytes: told("stat-swap-in"),
-        swapped_out_bytes: told("stat-swap-out"),
-        major_faults: told("stat-major-faults"),
-        minor_faults: told("stat-minor-faults"),
+        total_bytes: figure("stat-total-memory"),
+        free_bytes: figure("stat-free-memory"),
+        available_bytes: figure("stat-available-memory"),
+        cache_bytes: figure("stat-disk-caches"),
+        swapped_in_bytes: figure("stat-swap-in"),
+        swapped_out_bytes: figure("stat-swap-out"),
+        major_faults: figure("stat-major-faults"),
+        minor_faults: figure("stat-minor-faults"),
     }
 }
 

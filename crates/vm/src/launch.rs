@@ -341,7 +341,7 @@ pub fn is_of(words: &[String], name: &str) -> bool {
         && words.iter().any(|word| word.starts_with(CONTROL))
 }
 
-/// The program as this process finds it. The child process would look elsewhere.
+/// The program as this process finds it. The child process would look in other places.
 fn program(name: &Path) -> io::Result<PathBuf> {
     if name.components().count() > 1 || name.is_absolute() {
         return Ok(name.to_owned());

@@ -122,14 +122,14 @@ pub fn added(qmp: &mut Qmp, ram: &Ram, end: Instant) -> Result<Vec<Added>, Layou
 }
 
 fn added_in_time(qmp: &mut Qmp, ram: &Ram) -> Result<Vec<Added>, LayoutError> {
-    let is_held = |device: &Device| {
+    let is_managed = |device: &Device| {
         let overlaps = |region: &Region| {
             region.gpa.0 <= device.last && device.start < region.gpa.0.saturating_add(region.bytes)
         };
         ram.regions().any(overlaps)
     };
     let (devices, mut mapped, mut added) = (devices(qmp)?, None, Vec::new());
-    for device in devices.iter().filter(|device| device.has_memory && !is_held(device)) {
+    for device in devices.iter().filter(|device| device.has_memory && !is_managed(device)) {
         let range = (device.start, device.last);
         let found = match first_mapped(qmp, (&devices, &mut mapped), device, range) {
             // Whatever QEMU has at that address, it is not memory in `ram`.
@@ -264,22 +264,22 @@ pub struct KnownRegion {
 }
 
 /// Opens the RAM of a VMM whose layout is known. Needs no answer from the VMM. Files that the VMM
-/// has unplugged since are gone ([`Ram::is_unplugged`]).
+/// has unplugged since count as such ([`Ram::is_unplugged`]).
 ///
 /// # Errors
 /// [`LayoutError`]; also if no RAM is left, because the VMM is about to end.
 pub fn reopen(process: &Process, known: &[KnownRegion]) -> Result<Ram, LayoutError> {
     let mut files = Files { process, inodes: Vec::new(), backings: Vec::new() };
-    let (mut regions, mut gone) = (Vec::new(), Vec::new());
+    let (mut regions, mut absent) = (Vec::new(), Vec::new());
     for &KnownRegion { region, inode, is_unplugged } in known {
-        let file = match is_unplugged || gone.iter().any(|&(other, _)| other == inode) {
+        let file = match is_unplugged || absent.iter().any(|&(other, _)| other == inode) {
             true => None,
             false => files.of(inode)?,
         };
         match file {
             Some(file) => regions.push(Region { file, ..region }),
-            None if is_unplugged || !unplugged::gone(process, &[inode])?.is_empty() => {
-                gone.push((inode, region));
+            None if is_unplugged || !unplugged::absent(process, &[inode])?.is_empty() => {
+                absent.push((inode, region));
             }
             None => return Err(LayoutError::Closed(inode)),
         }
@@ -287,12 +287,12 @@ pub fn reopen(process: &Process, known: &[KnownRegion]) -> Result<Ram, LayoutErr
     if regions.is_empty() {
         return Err(LayoutError::NoRam);
     }
-    let first_gone = files.backings.len();
-    for (_, region) in gone {
+    let first_absent = files.backings.len();
+    for (_, region) in absent {
         regions.push(Region { file: files.backings.len(), offset: 0, ..region });
         files.backings.push(Backing::stand_in(region.bytes)?);
     }
-    let all = first_gone..files.backings.len();
+    let all = first_absent..files.backings.len();
     let ram = Ram::new(regions, files.backings)?;
     all.for_each(|file| ram.set_unplugged(file));
     Ok(ram)

@@ -133,8 +133,8 @@ fn of_ring(process: &Process, fd: i32) -> Option<String> {
             Err(_) => break,
             Ok(info) => info,
         };
-        let told = [field(&info, "UserFiles:", 10), field(&info, "UserBufs:", 10)];
-        match told {
+        let registered = [field(&info, "UserFiles:", 10), field(&info, "UserBufs:", 10)];
+        match registered {
             [Some(0), Some(0)] => return None,
             [Some(_), Some(_)] => {
                 return Some("an io_uring has registered buffers or files".into());
@@ -142,7 +142,7 @@ fn of_ring(process: &Process, fd: i32) -> Option<String> {
             _ => std::thread::yield_now(),
         }
     }
-    Some("an io_uring does not tell whether it has registered buffers".into())
+    Some("an io_uring does not show whether it has registered buffers".into())
 }
 
 /// The number that follows `name`.
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_is_known_to_copy_or_taken_to_pin() {
+    fn a_file_system_is_known_to_copy_or_counts_as_pinning() {
         let mounts = [(7, "ext4".to_owned()), (8, "fuse.gluster".to_owned())];
         let found = |number| of_file_system("/a", number, &mounts);
         assert_eq!(found(Some(7)), None);

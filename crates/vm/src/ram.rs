@@ -22,13 +22,13 @@ pub use region::{FilePlace, Region};
 
 /// All RAM of a VM.
 ///
-/// A file is gone once the VMM has unplugged what lies in it, and no longer has the file. Its
-/// regions are no longer RAM then.
+/// A file counts as unplugged once the VMM has unplugged what lies in it, and no longer has the
+/// file. Its regions are no longer RAM then.
 pub struct Ram {
     regions: Vec<Region>,
     files: Vec<Backing>,
-    /// Whether each file is gone.
-    gone: Vec<AtomicBool>,
+    /// Whether each file is unplugged.
+    unplugged: Vec<AtomicBool>,
 }
 
 /// The regions overlap, are not frame aligned, or reach beyond their files.
@@ -57,16 +57,16 @@ impl Ram {
                 _ => return Err(BadLayout(region.gpa)),
             }
         }
-        let gone = files.iter().map(|_| AtomicBool::new(false)).collect();
-        Ok(Ram { regions, files, gone })
+        let unplugged = files.iter().map(|_| AtomicBool::new(false)).collect();
+        Ok(Ram { regions, files, unplugged })
     }
 
-    /// The regions in guest-physical order, without those that are gone.
+    /// The regions in guest-physical order, without those that are unplugged.
     pub fn regions(&self) -> impl Iterator<Item = &Region> + Clone {
         self.regions.iter().filter(|region| !self.is_unplugged(region.file))
     }
 
-    /// The regions that lie in a file, whether gone or not.
+    /// The regions that lie in a file, whether unplugged or not.
     pub fn regions_in(&self, file: usize) -> impl Iterator<Item = &Region> {
         self.regions.iter().filter(move |region| region.file == file)
     }
@@ -82,17 +82,17 @@ impl Ram {
     /// Records that the VMM no longer has this file. What lies in it is not RAM from now on, for
     /// good.
     pub fn set_unplugged(&self, file: usize) {
-        if let Some(gone) = self.gone.get(file) {
-            gone.store(true, Release);
+        if let Some(unplugged) = self.unplugged.get(file) {
+            unplugged.store(true, Release);
         }
     }
 
     /// Whether the VMM no longer has this file.
     pub fn is_unplugged(&self, file: usize) -> bool {
-        self.gone.get(file).is_none_or(|gone| gone.load(Acquire))
+        self.unplugged.get(file).is_none_or(|unplugged| unplugged.load(Acquire))
     }
 
-    /// The files, including those that are gone.
+    /// The files, including those that are unplugged.
     pub fn files(&self) -> &[Backing] {
         &self.files
     }
@@ -118,12 +118,12 @@ impl Ram {
         self.regions().map(|region| region.bytes).sum()
     }
 
-    /// Size in bytes when the VM was attached, including what is gone by now.
+    /// Size in bytes when the VM was attached, including what is unplugged by now.
     pub fn first_bytes(&self) -> u64 {
         self.regions.iter().map(|region| region.bytes).sum()
     }
 
-    /// The frame after the last one of RAM, whether gone or not. It never changes.
+    /// The frame after the last one of RAM, whether unplugged or not. It never changes.
     pub fn end(&self) -> Gfn {
         self.regions.last().map_or(Gfn(0), |region| region.frames().end())
     }

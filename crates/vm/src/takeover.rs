@@ -96,7 +96,7 @@ pub fn open(pid: i32) -> Result<Process, AttachRefusal> {
     })?;
     let descriptors = process.descriptors();
     let descriptors = descriptors.map_err(|source| AttachRefusal::NotPermitted { pid, source })?;
-    may_be_held(pid, &reach::of_descriptors(descriptors.iter().map(|(_, link)| link.as_str())))?;
+    may_be_managed(pid, &reach::of_descriptors(descriptors.iter().map(|(_, link)| link.as_str())))?;
     match descriptors.iter().any(|(_, link)| link == "anon_inode:[userfaultfd]") {
         true => Err(AttachRefusal::OtherUserfaultfd(pid)),
         false => Ok(process),
@@ -107,9 +107,9 @@ pub fn open(pid: i32) -> Result<Process, AttachRefusal> {
 ///
 /// # Errors
 /// [`AttachRefusal::Device`], with the device that is in the way.
-pub fn may_be_held(pid: i32, devices: &[MemoryUser]) -> Result<(), AttachRefusal> {
-    let in_the_way = reach::narrowest(devices).filter(|found| found.kind.reach() == Reach::Nothing);
-    in_the_way.map_or(Ok(()), |found| Err(AttachRefusal::Device { pid, device: found.clone() }))
+pub fn may_be_managed(pid: i32, devices: &[MemoryUser]) -> Result<(), AttachRefusal> {
+    let blocking = reach::narrowest(devices).filter(|found| found.kind.reach() == Reach::Nothing);
+    blocking.map_or(Ok(()), |found| Err(AttachRefusal::Device { pid, device: found.clone() }))
 }
 
 /// Connects to QEMU's QMP socket: the given one, or else the one that its command line names.
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_told_where_there_is_no_socket() {
+    fn a_port_is_reported_where_there_is_no_socket() {
         let long = "-chardev socket,id=t,host=::1,port=4444,server=on -mon chardev=t,mode=control";
         for line in ["qemu -qmp tcp:localhost:4444,server=on,wait=off", long] {
             assert_eq!(qmp_of_command_line(&words(line)), Some(Control::Tcp), "{line}");
@@ -257,15 +257,15 @@ mod tests {
     }
 
     #[test]
-    fn libvirts_own_monitor_is_told_as_such() {
-        let told = |path: &str, source| refused(7, path.into(), source).to_string();
+    fn libvirts_own_monitor_is_reported_as_such() {
+        let message = |path: &str, source| refused(7, path.into(), source).to_string();
         let path = "/var/lib/libvirt/qemu/domain-1-web/monitor.sock";
-        let libvirts = told(path, QmpError::Taken);
+        let libvirts = message(path, QmpError::Taken);
         for word in ["libvirt holds", path, "<qemu:commandline>"] {
             assert!(libvirts.contains(word) && !libvirts.contains('\n'), "{libvirts}");
         }
-        assert!(told("/run/q.sock", QmpError::Taken).contains("second monitor"));
-        assert!(told(path, QmpError::NoGreeting).contains("does not greet"));
+        assert!(message("/run/q.sock", QmpError::Taken).contains("second monitor"));
+        assert!(message(path, QmpError::NoGreeting).contains("does not greet"));
     }
 
     #[test]

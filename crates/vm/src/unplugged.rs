@@ -20,7 +20,7 @@ const MEMFD: &str = "/memfd:";
 ///
 /// # Errors
 /// As reading `/proc/PID`. Nothing is proved then.
-pub fn gone(process: &Process, inodes: &[u64]) -> io::Result<Vec<u64>> {
+pub fn absent(process: &Process, inodes: &[u64]) -> io::Result<Vec<u64>> {
     let absent = |mappings: &[Vma], inodes: &[u64]| -> Vec<u64> {
         let is_mapped = |inode: u64| mappings.iter().any(|vma| vma.inode == inode);
         inodes.iter().copied().filter(|&inode| !is_mapped(inode)).collect()
@@ -97,30 +97,30 @@ mod tests {
     const NONE: [u64; 0] = [];
 
     #[test]
-    fn a_file_is_gone_once_it_is_neither_mapped_nor_open() {
+    fn a_file_has_left_once_it_is_neither_mapped_nor_open() {
         let process = Process::own().expect("this process");
         let file = RamFile::create("unplugged-test", BYTES).expect("a memfd");
         let inode = file.identity().expect("its inode").1;
         let mapping = Mapping::new(&file, 0, BYTES).expect("mapped");
-        let gone = || gone(&process, &[inode]).expect("/proc");
-        assert_eq!(gone(), NONE);
+        let absent = || absent(&process, &[inode]).expect("/proc");
+        assert_eq!(absent(), NONE);
         let file = {
             let again = RamFile::create("unplugged-test", BYTES).expect("a memfd");
             drop(file);
             again
         };
-        assert_eq!(gone(), NONE, "it is mapped");
+        assert_eq!(absent(), NONE, "it is mapped");
         drop(mapping);
-        assert_eq!(gone(), [inode]);
+        assert_eq!(absent(), [inode]);
         drop(file);
     }
 
     #[test]
-    fn an_open_file_is_not_gone() {
+    fn an_open_file_has_not_left() {
         let process = Process::own().expect("this process");
         let file = RamFile::create("unplugged-test", BYTES).expect("a memfd");
         let inode = file.identity().expect("its inode").1;
-        assert_eq!(gone(&process, &[inode]).expect("/proc"), NONE);
+        assert_eq!(absent(&process, &[inode]).expect("/proc"), NONE);
     }
 
     #[test]
@@ -129,9 +129,9 @@ mod tests {
         let process = Process::open(child.id() as i32).expect("not reaped yet");
         let mut fds = [rustix::event::PollFd::new(&process, rustix::event::PollFlags::IN)];
         rustix::event::poll(&mut fds, None).expect("its end");
-        assert_eq!(gone(&process, &[1 << 40]).unwrap_or_default(), NONE);
+        assert_eq!(absent(&process, &[1 << 40]).unwrap_or_default(), NONE);
         child.wait().expect("reaped");
-        assert_eq!(gone(&process, &[1 << 40]).unwrap_or_default(), NONE);
+        assert_eq!(absent(&process, &[1 << 40]).unwrap_or_default(), NONE);
     }
 
     #[test]

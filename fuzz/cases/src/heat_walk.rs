@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_heat::{
-    Access, GuestTracker, HeldTables, Observer, Roots, TableMemory, Tracker, Verdict, Walk,
+    Access, GuestTracker, LockedTables, Observer, Roots, TableMemory, Tracker, Verdict, Walk,
 };
 use ebb_inspect::{Guest, GuestMemory, Snapshot};
 use ebb_units::{FrameRange, Gfn, Gpa};
@@ -104,17 +104,17 @@ impl TableMemory for Tables<'_> {
         })
     }
 
-    fn while_held(
+    fn while_locked(
         &self,
         _metadata: Gfn,
-        work: &mut dyn FnMut(&dyn HeldTables),
+        work: &mut dyn FnMut(&dyn LockedTables),
     ) -> std::io::Result<bool> {
         work(self);
         Ok(true)
     }
 }
 
-impl HeldTables for Tables<'_> {
+impl LockedTables for Tables<'_> {
     fn table(&self, table: Gfn, work: &mut dyn FnMut(&[u64; 512], &[AtomicU64])) -> bool {
         let mut entries = [0; 512];
         let there = self.read(table, &mut entries);

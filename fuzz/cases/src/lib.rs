@@ -29,13 +29,12 @@ pub mod vm_json;
 pub mod vmcoreinfo;
 pub mod vprobe_helper;
 pub mod vprobe_record;
-pub mod write_intent;
 
 /// A target's name, and what it does with one input.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target. Its name is also that of its program and of the directory of its inputs.
-pub const TARGETS: [Target; 24] = [
+pub const TARGETS: [Target; 23] = [
     ("blk_front_end", blk_front_end::run),
     ("classify", classify::run),
     ("compressed", compressed::run),
@@ -59,5 +58,4 @@ pub const TARGETS: [Target; 24] = [
     ("vmcoreinfo", vmcoreinfo::run),
     ("vprobe_helper", vprobe_helper::run),
     ("vprobe_record", vprobe_record::run),
-    ("write_intent", write_intent::run),
 ];

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use ebb_units::Gpa;
 use ebb_vhost::AllResident;
-use ebb_virtio_mem::{Device, DeviceParts, FileMemory, Geometry, NotKept, Options, Saved};
+use ebb_virtio_mem::{Device, DeviceParts, FileMemory, Geometry, NotSaved, Options, Saved};
 use ebb_virtio_mem_user::solo::converse;
 
 use crate::vhost_user::{Memory, say};
@@ -72,7 +72,7 @@ fn device(region: &File) -> Device {
     let file = region.try_clone().expect("a descriptor");
     let parts = DeviceParts {
         memory: Box::new(FileMemory::new(file, 0, &geometry)),
-        record: Box::new(NotKept),
+        record: Box::new(NotSaved),
         notify: Box::new(|| {}),
     };
     let options = Options { spare_bytes: 8 * BLOCK, ..Options::default() };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ebb_units::Gpa;
 use ebb_vhost::AllResident;
-use ebb_virtio_mem::{Device, DeviceParts, FileMemory, Geometry, NotKept, Options, Saved, Sizes};
+use ebb_virtio_mem::{Device, DeviceParts, FileMemory, Geometry, NotSaved, Options, Saved, Sizes};
 use ebb_virtio_mem_user::solo::{Rings, Solo};
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 
@@ -50,7 +50,7 @@ fn device(region: &File, prealloc: bool) -> Device {
     let file = region.try_clone().expect("a descriptor");
     let parts = DeviceParts {
         memory: Box::new(FileMemory::new(file, 0, &geometry)),
-        record: Box::new(NotKept),
+        record: Box::new(NotSaved),
         notify: Box::new(|| {}),
     };
     let options = Options { inaccessible: true, prealloc, spare_bytes: 8 * BLOCK };

@@ -99,7 +99,7 @@ pub fn run(data: &[u8]) {
             0..=9 => {
                 let _ = device.request_bytes(u64::from(*argument) * BLOCK);
             }
-            10..=19 => device.set_held(argument & 1 == 1),
+            10..=19 => device.set_suspended(argument & 1 == 1),
             20..=29 => {
                 // Only one kind of call may fail, because a failure on the way back would stop the
                 // device.

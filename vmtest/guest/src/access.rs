@@ -86,9 +86,9 @@ impl Access {
             done: AtomicU64::new(0),
             longest_us: AtomicU64::new(0),
         });
-        let told = Arc::clone(&shared);
+        let for_thread = Arc::clone(&shared);
         let thread = thread::Builder::new().name("access".into());
-        let thread = thread.spawn(move || work(buffer, &told)).context("thread")?;
+        let thread = thread.spawn(move || work(buffer, &for_thread)).context("thread")?;
         Ok(Access { shared, frames, began: Instant::now(), thread })
     }
 
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn laws_are_told_in_words() {
+    fn laws_are_parsed_from_words() {
         assert!(matches!(Law::parse(&["hot", "3", "4"]), Ok(Law::Hot { first: 3, count: 4 })));
         assert!(matches!(Law::parse(&["zipf"]), Ok(Law::Zipf)));
         for words in [&["hot", "3", "0"][..], &["hot"], &["cold"]] {

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_are_told_in_their_order() {
+    fn frames_are_reported_in_their_order() {
         assert_eq!(runs(&[]), "");
         assert_eq!(runs(&[7, 8, 9, 0x20, 0x1f, 0x20]), "7+3 20+1 1f+2");
     }

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_are_told_from_noise() {
+    fn requests_differ_from_noise() {
         assert_eq!(parse("#17 fill a 600M"), Some((17, "fill a 600M".into())));
         for noise in ["", "fill a 600M", "#x ping", "#17"] {
             assert_eq!(parse(noise), None, "{noise}");

@@ -2,7 +2,7 @@
 //!
 //! A request is a line `#NUMBER COMMAND ARGUMENTS`. Its answer is one line
 //! `@NUMBER ok "TEXT" $LENGTH` or `@NUMBER error "TEXT" $LENGTH`. The text is a JSON string with
-//! LENGTH characters between its quotes: by that, it is told from what the kernel prints in
+//! LENGTH characters between its quotes: by that, it differs from what the kernel prints in
 //! between. `again` repeats an answer that was torn.
 #![forbid(unsafe_code)]
 

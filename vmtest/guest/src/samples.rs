@@ -43,7 +43,7 @@ pub fn stream(threads: usize, seconds: u64) -> Result<String> {
         }
     })?;
     let samples = std::mem::take(&mut copies().samples);
-    Ok(told(samples))
+    Ok(format_samples(samples))
 }
 
 /// What all threads together have copied.
@@ -79,7 +79,9 @@ pub fn quanta(threads: usize, seconds: u64) -> Result<String> {
     })?;
     let sum = |number: usize| all.iter().filter_map(|steps: &Vec<u64>| steps.get(number)).sum();
     let sums = (0..count as usize).map(|number| -> u64 { sum(number) });
-    Ok(told((1..).zip(sums).map(|(number, steps)| (QUANTUM * number, steps as f64)).collect()))
+    Ok(format_samples(
+        (1..).zip(sums).map(|(number, steps)| (QUANTUM * number, steps as f64)).collect(),
+    ))
 }
 
 fn steps_until(end: Instant, value: &mut u64) -> u64 {
@@ -102,7 +104,7 @@ fn on_threads<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Result
 }
 
 /// Samples as `MILLISECONDS:FIGURE`, in order.
-fn told(samples: Vec<Sample>) -> String {
+fn format_samples(samples: Vec<Sample>) -> String {
     let words = samples.iter().map(|(at, figure)| format!("{}:{figure:.0}", at.as_millis()));
     words.collect::<Vec<_>>().join(" ")
 }
@@ -117,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_and_steps_are_told_one_by_one() {
+    fn copies_and_steps_are_reported_one_by_one() {
         assert!(figures(&stream(2, 0).unwrap())[0] > 0.0);
         assert!(figures(&quanta(2, 1).unwrap()).len() == 8);
     }

@@ -87,7 +87,7 @@ fn no_request_of_a_strict_disk_fails() {
         vm.guest("fill b 400M");
         vm.guest("free b");
         vm.guest("dropcaches");
-        until("free memory to be taken", || {
+        until("free memory to be reclaimed", || {
             (vm.status().reclaimed_total_bytes > before + 200 * MIB).then_some(())
         });
         assert_eq!(vm.guest("checkfiles a"), "0");

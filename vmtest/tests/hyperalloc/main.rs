@@ -97,7 +97,9 @@ fn caches_are_freed_for_a_size() {
     assert!(report.bytes > 600 * MIB && report.stopped_by.contains("in use"), "{report:?}");
     // A reserve stays with the guest. Once half of it is used, the guest gets all memory back.
     vm.leave("sh busybox dd if=/dev/zero of=/dev/null bs=40M count=400");
-    until("what was taken to come back", || (vm.status().sharing.hard_bytes == 0).then_some(()));
+    until("reclaimed memory to be returned", || {
+        (vm.status().sharing.hard_bytes == 0).then_some(())
+    });
     let stopped_by = vm.status().size.stopped_by.unwrap_or_default();
     assert!(stopped_by.contains("about to run out of memory"), "{stopped_by}");
     vm.guest("fill b 200M");

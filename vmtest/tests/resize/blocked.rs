@@ -7,7 +7,7 @@ use vmtest::{Guest, Host, Vm, until};
 use crate::{GIB, MIB, growing, reach, resize, size, total_bytes, wait_total};
 
 #[test]
-fn what_cannot_move_is_told_and_left_alone() {
+fn what_cannot_move_is_reported_and_left_alone() {
     let guest = growing().append("memhp_default_state=online_kernel");
     let vm = Host::new().run(guest);
     let began_bytes = total_bytes(&vm);
@@ -51,7 +51,7 @@ fn bad_sizes_are_refused_and_nothing_is_changed() {
     let host = Host::new();
     let vm = host.run(growing());
     let before = size(&vm);
-    for (line, told) in [
+    for (line, expected) in [
         ("1610612737", "lie between two sizes"),
         ("4G", "over the maximum of 3 GiB"),
         ("10M", "keeps this guest alive"),
@@ -63,27 +63,27 @@ fn bad_sizes_are_refused_and_nothing_is_changed() {
         ("2G --by balloon", "over the maximum of 1 GiB"),
     ] {
         let why = vm.ebb(&format!("resize {line}")).refused();
-        assert!(why.contains(told), "{line}: {why}");
+        assert!(why.contains(expected), "{line}: {why}");
         assert_eq!(size(&vm), before, "{line}");
     }
     unbind(&vm, "virtio_balloon");
     unbind(&vm, "virtio_mem");
     let before = size(&vm);
     assert_eq!(before.devices[0].driver, DriverState::Absent);
-    for (line, told) in [("600M", "driver virtio_balloon"), ("2G", "driver virtio_mem")] {
+    for (line, expected) in [("600M", "driver virtio_balloon"), ("2G", "driver virtio_mem")] {
         let why = vm.ebb(&format!("resize {line}")).refused();
-        assert!(why.contains(told), "{line}: {why}");
+        assert!(why.contains(expected), "{line}: {why}");
         assert_eq!(size(&vm), before, "{line}");
     }
     let other = host.qemu(Guest::debian("6.1-cloud").memory("512M"));
     other.attach();
-    for (line, told) in [
+    for (line, expected) in [
         ("400M", "cannot have less than the 512 MiB it began with"),
         ("400M --by balloon", "no balloon"),
         ("1G", "start the VM with --grow-to"),
     ] {
         let why = other.ebb(&format!("resize {line}")).refused();
-        assert!(why.contains(told), "{line}: {why}");
+        assert!(why.contains(expected), "{line}: {why}");
     }
 }
 

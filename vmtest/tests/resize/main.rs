@@ -11,8 +11,8 @@ use vmtest::{Guest, Host, Vm, until};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const MOVABLE: &str = "memhp_default_state=online_movable";
-/// Slack for memory of others that cannot be told from the guest's own: firmware, and what QEMU
-/// itself touches.
+/// Slack for memory of others that cannot be distinguished from the guest's own: firmware, and what
+/// QEMU itself touches.
 const OTHERS_BYTES: u64 = 32 * MIB;
 
 fn resize(vm: &Vm, line: &str) -> ResizeReport {

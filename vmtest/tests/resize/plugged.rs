@@ -19,7 +19,7 @@ fn plugged_memory_is_reclaimed_as_any_other() {
             vm.guest("fill a 1100M");
             vm.guest("free a");
             let before = vm.host_bytes();
-            until("the free memory to be taken", || {
+            until("the free memory to be reclaimed", || {
                 vm.reclaim();
                 (vm.host_bytes() + 800 * MIB < before).then_some(())
             });
@@ -42,7 +42,7 @@ fn plugged_memory_is_reclaimed_as_any_other() {
 
 /// A limit covers plugged memory, too, and unplugging drops what is evicted of it.
 #[test]
-fn plugged_memory_is_held_at_a_limit() {
+fn plugged_memory_is_kept_at_a_limit() {
     let vm = Host::new().run(growing());
     vm.wait_trusted();
     let began_bytes = total_bytes(&vm);

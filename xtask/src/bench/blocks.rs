@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_not_taken_again() {
+    fn blocks_on_record_are_not_run_again() {
         let directory = vmtest::Scratch::new("ebb-test-").unwrap();
         take(&session(&directory), 2, |_| Ok(figures(1.0))).unwrap();
         let taken_now = Cell::new(0);

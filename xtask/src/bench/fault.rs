@@ -25,9 +25,9 @@ const P99_LIMIT: f64 = 2.0;
 enum Touch {
     /// Frames that never had memory.
     Missing,
-    /// Frames of emptied blocks, before any of the blocks' metadata.
-    Emptied,
-    /// The metadata of emptied blocks.
+    /// Frames of reclaimed blocks, before any of the blocks' metadata.
+    Reclaimed,
+    /// The metadata of reclaimed blocks.
     Metadata,
 }
 
@@ -37,7 +37,7 @@ struct Case {
     touch: Touch,
     order: u8,
     blocks: u64,
-    /// How often the blocks are emptied in a round.
+    /// How often the blocks are reclaimed in a round.
     passes: usize,
 }
 
@@ -53,7 +53,7 @@ const CASES: [Case; 6] = [
     Case {
         what: "missing 4 KiB of an emptied block",
         huge: false,
-        touch: Touch::Emptied,
+        touch: Touch::Reclaimed,
         order: 9,
         blocks: 4,
         passes: 2,
@@ -153,7 +153,7 @@ fn store(handler: &dyn Handler, gfn: Gfn) -> Duration {
 #[derive(Default)]
 struct Figures {
     inside: [Rounds; 2],
-    seen: [Rounds; 2],
+    victim: [Rounds; 2],
 }
 
 const PERCENTS: [usize; 2] = [50, 99];
@@ -164,7 +164,7 @@ impl Figures {
         for (index, percent) in PERCENTS.into_iter().enumerate() {
             let inside = handler.inside().percentile_ns(percent as u64).unwrap_or(0);
             self.inside[index].push(inside as f64 / 1e3);
-            self.seen[index].push(percentile_us(&mut times, percent));
+            self.victim[index].push(percentile_us(&mut times, percent));
         }
         Ok(())
     }
@@ -197,7 +197,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
 }
 
 fn rows(report: &mut Report, case: &Case, ebb: &Figures, plain: &Figures) {
-    let sides = [("inside", &ebb.inside, &plain.inside), ("seen", &ebb.seen, &plain.seen)];
+    let sides = [("inside", &ebb.inside, &plain.inside), ("seen", &ebb.victim, &plain.victim)];
     for (where_, ebb, plain) in sides {
         for (index, limit) in [P50_LIMIT, P99_LIMIT].into_iter().enumerate() {
             let what = format!("{}, {where_}, p{}", case.what, PERCENTS[index]);

@@ -207,8 +207,8 @@ impl Plain {
 
 impl Drop for Plain {
     fn drop(&mut self) {
-        let told = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
-        if let (Ok(_), Some(thread)) = (told, self.thread.take())
+        let written = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        if let (Ok(_), Some(thread)) = (written, self.thread.take())
             && let Ok(Err(error)) = thread.join()
         {
             eprintln!("the bare handler ends: {error}");

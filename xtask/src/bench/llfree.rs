@@ -30,7 +30,7 @@ const SAMPLE_CALLS: usize = 256;
 /// Factor above the median at which a sample does not count, because the processor was taken away.
 const TAKEN_AWAY: f64 = 4.0;
 
-/// Runs two languages and three ways, each with one thread, with two that have slots of their own,
+/// Runs two languages and three patterns, each with one thread, with two that have slots of their own,
 /// and with two that share the slots.
 ///
 /// # Errors
@@ -77,7 +77,7 @@ enum Language {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
+enum Pattern {
     Bulk,
     Random,
     Repeat,
@@ -97,7 +97,7 @@ struct Case {
     language: Language,
     threads: usize,
     slots: Slots,
-    way: Way,
+    pattern: Pattern,
     order: u8,
 }
 
@@ -106,8 +106,9 @@ fn each_case() -> impl Iterator<Item = Case> {
     let threads = [(1, Slots::Own), (THREADS, Slots::Own), (THREADS, Slots::Shared)];
     languages.into_iter().flat_map(move |language| {
         [0, 9].into_iter().flat_map(move |order| {
-            [Way::Bulk, Way::Random, Way::Repeat].into_iter().flat_map(move |way| {
-                let case = move |(threads, slots)| Case { language, threads, slots, way, order };
+            [Pattern::Bulk, Pattern::Random, Pattern::Repeat].into_iter().flat_map(move |pattern| {
+                let case =
+                    move |(threads, slots)| Case { language, threads, slots, pattern, order };
                 threads.into_iter().map(case)
             })
         })
@@ -122,9 +123,9 @@ impl Case {
 
     fn rows(&self, rounds: &[Rounds; 2], cas: &Rounds, alone: Option<&[Rounds; 2]>) -> Vec<Row> {
         let language = if self.language == Language::Rust { "Rust" } else { "C" };
-        let way = format!("{:?}", self.way).to_lowercase();
+        let pattern = format!("{:?}", self.pattern).to_lowercase();
         let row = |index: usize, call: &str| {
-            let name = format!("{language}, order {}, {way}, {call}", self.order);
+            let name = format!("{language}, order {}, {pattern}, {call}", self.order);
             let what = match (self.threads, self.slots) {
                 (1, _) => name,
                 (threads, Slots::Own) => format!("{name}, {threads} threads"),
@@ -137,21 +138,21 @@ impl Case {
                     // Whoever shares slots pays for the sharing.
                     if self.slots == Slots::Own { row.at_most(1.25) } else { row }
                 }
-                _ if self.way == Way::Repeat => {
+                _ if self.pattern == Pattern::Repeat => {
                     let goals = self.goals();
                     row.against("compare-and-swap", cas).at_most(goals[0] + goals[1])
                 }
                 _ => row.against("compare-and-swap", cas).at_most(self.goals()[index]),
             }
         };
-        match self.way {
-            Way::Repeat => vec![row(0, "get and put")],
+        match self.pattern {
+            Pattern::Repeat => vec![row(0, "get and put")],
             _ => vec![row(0, "get"), row(1, "put")],
         }
     }
 
-    /// Returns nanoseconds for a get and for a put, the mean of the threads. For [`Way::Repeat`],
-    /// they are of both together.
+    /// Returns nanoseconds for a get and for a put, the mean of the threads. For
+    /// [`Pattern::Repeat`], they are of both together.
     fn measure(&self) -> anyhow::Result<[f64; 2]> {
         let cores = match self.slots {
             Slots::Own => THREADS as u32,
@@ -169,7 +170,7 @@ impl Case {
         let run = |core: usize| {
             let _pinned = Pinned::to(core)?;
             let worker = Worker { zone, together: &together, core: core as u32, order: self.order };
-            Ok(worker.run(self.way)?)
+            Ok(worker.run(self.pattern)?)
         };
         let figures: Vec<[f64; 2]> = thread::scope(|scope| {
             let run = &run;
@@ -198,12 +199,12 @@ struct Worker<'a, A> {
 }
 
 impl<A: Allocator> Worker<'_, A> {
-    fn run(&self, way: Way) -> Result<[f64; 2], Error> {
+    fn run(&self, pattern: Pattern) -> Result<[f64; 2], Error> {
         let mut samples = [Samples::default(), Samples::default()];
-        match way {
-            Way::Repeat => self.repeat(&mut samples[0])?,
-            Way::Bulk => self.bulk(&mut samples)?,
-            Way::Random => self.random(&mut samples)?,
+        match pattern {
+            Pattern::Repeat => self.repeat(&mut samples[0])?,
+            Pattern::Bulk => self.bulk(&mut samples)?,
+            Pattern::Random => self.random(&mut samples)?,
         }
         Ok(samples.map(|samples| samples.mean()))
     }

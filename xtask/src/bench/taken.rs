@@ -20,7 +20,7 @@ pub struct Taken {
 
 impl Taken {
     /// Selects `count` blocks that count. The first of the names is the judged side. Failures are
-    /// told in the report.
+    /// named in the report.
     pub fn of(
         report: &mut Report,
         case: &str,

@@ -94,7 +94,7 @@ fn prepare(keeper: Keeper, vm: &Vm) -> VmStatus {
 fn measure(keeper: Keeper, vm: &Vm, status: VmStatus, view: &mut View) -> anyhow::Result<Record> {
     // A VM that nobody manages has no process of Ebb's.
     let ebbds = vm.host().ebbds();
-    let daemon = *ebbds.last().context("ebbd is gone")?;
+    let daemon = *ebbds.last().context("ebbd has ended")?;
     let before = (Usage::of(vm.pid())?, Usage::of(daemon)?);
     let progress = Progress::new(status.memory_bytes);
     let mut record = Record {
@@ -156,7 +156,7 @@ impl Rounds {
     }
 
     /// Asks Ebb for the VM's status. Rounds differ in their times in nanoseconds, so that two of
-    /// them are told apart.
+    /// them are distinguished.
     fn ask(&mut self, vm: &Vm, now: Duration) -> anyhow::Result<()> {
         let answer = vm.ebb("status --json");
         let status: VmStatus = serde_json::from_str(&answer.stdout)

@@ -121,10 +121,10 @@ fn line(record: &Record) -> String {
 
 fn last(rounds: &Rounds) -> String {
     let Some((at, report)) = &rounds.last else {
-        return "Ebb: nothing taken yet".into();
+        return "Ebb: nothing reclaimed yet".into();
     };
     let (size, ms) = (Bytes(report.bytes), report.duration_ns as f64 / 1e6);
-    format!("Ebb: took {size} in {ms:.1} ms at {:.1} s", at.as_secs_f64())
+    format!("Ebb: reclaimed {size} in {ms:.1} ms at {:.1} s", at.as_secs_f64())
 }
 
 fn picture(record: &Record) -> String {
@@ -146,7 +146,7 @@ fn picture(record: &Record) -> String {
     bar("limit", FAINT, memory_bytes);
     text += &match &record.ebb {
         Some(rounds) => rounds_text(rounds),
-        None => format!("  {FAINT}Nobody takes back what the guest has freed.{RESET}\n"),
+        None => format!("  {FAINT}Nobody reclaims what the guest has freed.{RESET}\n"),
     };
     text
 }

@@ -70,7 +70,7 @@ const STAGES: [Stage; 13] = [
 /// The last stage checks what was filled first, because that has been there during all stages.
 const LAST: Stage = stage("check", ("check", "kept", 1), 1);
 
-/// Returns how long the work takes if the guest keeps pace.
+/// Returns how long the work takes if no piece is late.
 pub fn lasts() -> Duration {
     STAGES.iter().chain([&LAST]).map(|stage| stage.lasts).sum()
 }
@@ -127,7 +127,7 @@ impl Progress {
             self.ask_used(vm)?;
             for piece in 0..stage.pieces {
                 interrupt::check()?;
-                self.pace(start, stage, piece);
+                self.wait_until_due(start, stage, piece);
                 self.one(vm, stage, piece)?;
                 self.ask_used(vm)?;
             }
@@ -144,9 +144,9 @@ impl Progress {
         start
     }
 
-    /// Waits until a piece is due. Only stages that take memory keep a pace; the others do all
-    /// pieces at once.
-    fn pace(&self, start: Duration, stage: &Stage, piece: u64) {
+    /// Waits until a piece is due. Only stages that take memory wait; the others do all pieces at
+    /// once.
+    fn wait_until_due(&self, start: Duration, stage: &Stage, piece: u64) {
         if stage.takes() {
             let due = start + PIECE_EVERY * piece as u32;
             thread::sleep(due.saturating_sub(self.time()));

@@ -129,7 +129,7 @@ mod tests {
     }
 
     /// A path that does not exist, and would not be in memory.
-    const ELSEWHERE: &str = "/proc/self/nowhere";
+    const NOWHERE: &str = "/proc/self/nowhere";
 
     #[test]
     fn what_is_found_is_mended_by_its_own_fix() {
@@ -157,37 +157,40 @@ mod tests {
         symlink(&dir, &link).unwrap();
         fs::write(&file, "").unwrap();
         for path in [dir, link, file] {
-            let (told, daemons) = (judge(&path, true), private_dir::make(&path).unwrap_err());
-            assert_eq!(told.verdict, Verdict::Missing, "{told:?}");
-            assert_eq!(format!("{}: {}", told.found, told.mend.unwrap()), daemons.to_string());
-            assert_eq!(told.fixes, []);
+            let (finding, daemons) = (judge(&path, true), private_dir::make(&path).unwrap_err());
+            assert_eq!(finding.verdict, Verdict::Missing, "{finding:?}");
+            assert_eq!(
+                format!("{}: {}", finding.found, finding.mend.unwrap()),
+                daemons.to_string()
+            );
+            assert_eq!(finding.fixes, []);
         }
     }
 
     #[test]
     fn a_place_on_a_disk_is_missing_unless_it_is_allowed() {
         // Neither path is in memory. The second does not exist.
-        for path in [PathBuf::from("/proc/self"), ELSEWHERE.into()] {
-            let told = in_memory(&path, Path::new("/proc"), false).unwrap_err();
-            assert_eq!(told.verdict, Verdict::Missing, "{told:?}");
+        for path in [PathBuf::from("/proc/self"), NOWHERE.into()] {
+            let finding = in_memory(&path, Path::new("/proc"), false).unwrap_err();
+            assert_eq!(finding.verdict, Verdict::Missing, "{finding:?}");
             let (why, advice) = advice::keys_on_disk(&path, None);
-            assert_eq!((told.found, told.mend), (why, Some(advice)));
+            assert_eq!((finding.found, finding.mend), (why, Some(advice)));
             assert_eq!(in_memory(&path, Path::new("/proc"), true).ok(), Some(false));
         }
-        assert_eq!(judge(Path::new(ELSEWHERE), false).verdict, Verdict::Missing);
-        assert_eq!(judge(Path::new(ELSEWHERE), true).verdict, Verdict::Degraded);
+        assert_eq!(judge(Path::new(NOWHERE), false).verdict, Verdict::Missing);
+        assert_eq!(judge(Path::new(NOWHERE), true).verdict, Verdict::Degraded);
     }
 
     #[test]
-    fn who_is_not_root_is_not_told_to_take_a_directory() {
+    fn a_user_who_is_not_root_is_not_advised_to_take_a_directory() {
         let temp = shared();
-        let told = glance(temp.path(), false);
+        let finding = glance(temp.path(), false);
         let is_roots = fs::metadata(temp.path()).unwrap().uid() == 0;
         let expected = if is_roots { Verdict::Unknown } else { Verdict::Missing };
-        assert_eq!(told.verdict, expected, "{told:?}");
-        assert!(!told.text().contains("chown"), "{told:?}");
+        assert_eq!(finding.verdict, expected, "{finding:?}");
+        assert!(!finding.text().contains("chown"), "{finding:?}");
         assert_eq!(glance(&temp.path().join("a/b"), false).verdict, Verdict::Unknown);
-        assert_eq!(glance(Path::new(ELSEWHERE), false).verdict, Verdict::Missing);
+        assert_eq!(glance(Path::new(NOWHERE), false).verdict, Verdict::Missing);
     }
 
     #[test]

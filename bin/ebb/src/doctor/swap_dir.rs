@@ -51,26 +51,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_in_memory_is_told_also_by_default() {
+    fn a_directory_in_memory_is_reported_also_by_default() {
         let shared = tempfile::tempdir_in("/dev/shm").unwrap();
         for (run_dir, named) in [
             (shared.path(), None),
             (Path::new("/dev/shm/nowhere"), None),
             (Path::new(route::RUN_DIR_DEFAULT), Some(shared.path())),
         ] {
-            let told = judge(run_dir, named, true);
-            assert_eq!(told.verdict, Verdict::Degraded, "{told:?}");
-            assert!(told.found.contains("saves nothing"), "{told:?}");
+            let finding = judge(run_dir, named, true);
+            assert_eq!(finding.verdict, Verdict::Degraded, "{finding:?}");
+            assert!(finding.found.contains("saves nothing"), "{finding:?}");
         }
     }
 
     #[test]
     fn a_named_one_has_to_be_there() {
-        let told = judge(Path::new("/run/ebb"), Some(Path::new("/nowhere/swap")), true);
-        assert_eq!(told.verdict, Verdict::Missing, "{told:?}");
-        assert!(told.mend.unwrap().contains("mkdir -m 700 /nowhere/swap"));
+        let finding = judge(Path::new("/run/ebb"), Some(Path::new("/nowhere/swap")), true);
+        assert_eq!(finding.verdict, Verdict::Missing, "{finding:?}");
+        assert!(finding.mend.unwrap().contains("mkdir -m 700 /nowhere/swap"));
         // The daemon makes the default directory.
-        let told = judge(Path::new("/nowhere/run"), None, true);
-        assert_eq!(told.verdict, Verdict::Ok, "{told:?}");
+        let finding = judge(Path::new("/nowhere/run"), None, true);
+        assert_eq!(finding.verdict, Verdict::Ok, "{finding:?}");
     }
 }

@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn users_that_are_not_mapped_are_told() {
+    fn users_that_are_not_mapped_are_reported() {
         assert_eq!(judged("0 0 4294967295", "allow").verdict, Verdict::Ok);
         let container = judged("0 100000 65536", "allow");
         assert_eq!(container.verdict, Verdict::Degraded);
@@ -65,8 +65,8 @@ mod tests {
     #[test]
     fn who_may_not_change_users_cannot_be_any() {
         let whole = UserNamespace::parse("0 0 4294967295", "0 0 4294967295", "allow").unwrap();
-        let told = judge(Ok(whole), missing_privilege(1000, CapabilitySet::empty()));
-        assert_eq!(told.verdict, Verdict::Degraded);
-        assert!(told.found.contains("user 1000"), "{}", told.found);
+        let finding = judge(Ok(whole), missing_privilege(1000, CapabilitySet::empty()));
+        assert_eq!(finding.verdict, Verdict::Degraded);
+        assert!(finding.found.contains("user 1000"), "{}", finding.found);
     }
 }

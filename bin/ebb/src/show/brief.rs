@@ -45,10 +45,10 @@ fn guest(status: &VmStatus) -> String {
         (guest.file_bytes, "file"),
         (guest.slab_bytes, "slab"),
     ];
-    let told =
+    let known =
         figures.iter().filter_map(|(bytes, what)| Some(format!("{} {what}", Bytes((*bytes)?))));
     let kernel = guest.kernel.as_ref().map(|kernel| format!("kernel {kernel}"));
-    kernel.into_iter().chain(told).collect::<Vec<_>>().join(", ")
+    kernel.into_iter().chain(known).collect::<Vec<_>>().join(", ")
 }
 
 fn limit(status: &VmStatus) -> String {

@@ -96,7 +96,7 @@ pub fn sharing(vm: &VmStatus) -> String {
         return String::new();
     }
     let size = Bytes(shared.size_bytes.unwrap_or(vm.memory_bytes));
-    let gone = format!(
+    let reclaimed = format!(
         "{} hard (until returned), {} soft (until touched)",
         Bytes(shared.hard_bytes),
         Bytes(shared.soft_bytes)
@@ -114,7 +114,7 @@ pub fn sharing(vm: &VmStatus) -> String {
     [
         "\nshared allocator\n".into(),
         row("size", size),
-        row("reclaimed", gone),
+        row("reclaimed", reclaimed),
         row("installs", installs),
         row("violations", violations),
         kinds.map(|rows| rows.concat()).unwrap_or_default(),
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_automatic_reclaim_from_its_work_is_told() {
+    fn what_blocks_automatic_reclaim_is_reported() {
         let why = "the guest is not trusted: it is still booting";
         let auto = |stuck: Option<&str>| AutoStatus { stuck: stuck.map(str::to_owned), ..auto() };
         assert!(auto_rows(&auto(Some(why))).contains(&format!("blocked by    {why}; until then")));

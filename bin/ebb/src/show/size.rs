@@ -79,12 +79,13 @@ fn balloon(balloon: &BalloonStatus) -> String {
         if balloon.deflates_on_oom { "yes" } else { "no" },
         balloon.releases
     );
-    let figures = balloon.figures.map(|told| {
+    let figures = balloon.figures.map(|stats| {
         let [total, free, available, cache] =
-            [told.total_bytes, told.free_bytes, told.available_bytes, told.cache_bytes].map(known);
+            [stats.total_bytes, stats.free_bytes, stats.available_bytes, stats.cache_bytes]
+                .map(known);
         let text = format!(
             "{available} available of {total}: {free} free, {cache} page cache; {} s ago",
-            told.age_s
+            stats.age_s
         );
         row("guest says", text)
     });

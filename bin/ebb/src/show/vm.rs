@@ -127,7 +127,7 @@ pub fn status(vm: &VmStatus) -> String {
 
 /// Returns the devices that restrict what Ebb may take, and the state of a migration.
 pub fn reach(reach: &ReachStatus) -> String {
-    let in_the_way = reach.devices.iter().map(|device| {
+    let blocking = reach.devices.iter().map(|device| {
         let left = match device.may_take {
             MayTake::Everything => "everything is reclaimed or evicted",
             MayTake::FreeOnly => "only free memory is reclaimed",
@@ -136,7 +136,7 @@ pub fn reach(reach: &ReachStatus) -> String {
         row("device", format!("{}: {left}: {}", device.name, device.why))
     });
     let migration = reach.migration.as_ref().map(|status| row("migration", status));
-    in_the_way.chain(migration).collect()
+    blocking.chain(migration).collect()
 }
 
 fn guest(guest: &GuestStatus) -> String {

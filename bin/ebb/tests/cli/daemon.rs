@@ -43,8 +43,8 @@ fn the_daemon_is_started_with_its_run_directory_made_private() {
     let dir = Dir::new();
     dir.script("ebbd", r#"echo "$@"; exit 1"#);
     let ran = dir.own_ebb("list").run();
-    let told = format!("--background --run-dir {}", dir.run_dir().display());
-    assert!(ran.is_one_line_with(&told), "{}", ran.stderr);
+    let expected = format!("--background --run-dir {}", dir.run_dir().display());
+    assert!(ran.is_one_line_with(&expected), "{}", ran.stderr);
     let mode = |path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(dir.run_dir()), 0o700);
     assert_eq!(mode(dir.run_dir().join("ebbd.log")), 0o600);
@@ -77,7 +77,7 @@ fn a_refusal_comes_through_in_the_daemons_words() {
 
 #[test]
 fn an_answer_of_no_known_form_is_an_error() {
-    for (answer, told) in [
+    for (answer, expected) in [
         (
             Answer::text(500, "it broke\nbadly"),
             "ebbd answered 500 Internal Server Error: it broke badly",
@@ -91,19 +91,19 @@ fn an_answer_of_no_known_form_is_an_error() {
         let _daemon = dir.daemon(answer);
         let ran = ebb(dir.path(), "status web");
         assert_eq!(ran.code, Some(1));
-        assert!(ran.is_one_line_with(told), "{}", ran.stderr);
+        assert!(ran.is_one_line_with(expected), "{}", ran.stderr);
     }
 }
 
 #[test]
-fn a_daemon_of_another_release_is_told_as_such() {
+fn a_daemon_of_another_release_is_reported_as_such() {
     let dir = Dir::new();
     let version = json!({ "version": "0.0.9", "pid": 7, "run_dir": "/run/ebb" });
     let _daemon = dir.daemon_of(Answer::json(200, &version), Answer::text(404, ""));
     let ran = ebb(dir.path(), "heat web");
     let own = env!("CARGO_PKG_VERSION");
-    let told = format!("404 Not Found; ebbd is 0.0.9 and ebb is {own}: end ebbd (`kill ");
-    assert!(ran.is_one_line_with(&told), "{}", ran.stderr);
+    let expected = format!("404 Not Found; ebbd is 0.0.9 and ebb is {own}: end ebbd (`kill ");
+    assert!(ran.is_one_line_with(&expected), "{}", ran.stderr);
 }
 
 #[test]
@@ -128,6 +128,6 @@ fn a_daemon_that_ends_in_the_middle_has_its_log_named() {
     fs::write(&log, "panicked\n").unwrap();
     let _daemon = dir.daemon(Answer::nothing());
     let ran = ebb(dir.path(), "status web");
-    let told = format!("without an answer; its log, {}, may say why", log.display());
-    assert!(ran.is_one_line_with(&told), "{}", ran.stderr);
+    let expected = format!("without an answer; its log, {}, may say why", log.display());
+    assert!(ran.is_one_line_with(&expected), "{}", ran.stderr);
 }

@@ -58,18 +58,22 @@ fn a_user_without_privilege_hears_so_first_and_what_only_root_can_see() {
     };
     // The directory exists, is in memory, and belongs to root.
     let checks = doctor("/dev");
-    let told = |name: &str| checks.iter().find(|check| check["check"] == name).unwrap();
+    let check_of = |name: &str| checks.iter().find(|check| check["check"] == name).unwrap();
     assert_eq!(checks[0]["check"], "privilege");
     assert_eq!(checks[0]["verdict"], "missing");
     let mend = checks[0]["mend"].as_str().unwrap();
     assert!(mend.contains("as root"), "{mend}");
     if fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap().trim() == "0" {
         for name in ["userfaultfd", "device node"] {
-            assert_eq!(told(name)["verdict"], "unknown", "{}", told(name));
+            assert_eq!(check_of(name)["verdict"], "unknown", "{}", check_of(name));
         }
     }
-    assert_eq!(told("run directory")["verdict"], "unknown", "{}", told("run directory"));
-    assert!(told("users")["found"].as_str().unwrap().contains("only root"), "{}", told("users"));
+    assert_eq!(check_of("run directory")["verdict"], "unknown", "{}", check_of("run directory"));
+    assert!(
+        check_of("users")["found"].as_str().unwrap().contains("only root"),
+        "{}",
+        check_of("users")
+    );
     for check in &checks {
         assert!(!check.to_string().contains("chown"), "{check}");
         assert!(!check.to_string().contains("nodev"), "{check}");
@@ -83,7 +87,7 @@ fn doctor_refuses_the_run_directory_that_run_refuses() {
     command.0.env_remove("EBB_ALLOW_KEYS_ON_DISK");
     let report: Value = serde_json::from_str(&command.run().stdout).unwrap();
     let checks = report["checks"].as_array().unwrap();
-    let told = checks.iter().find(|check| check["check"] == "run directory").unwrap();
-    assert_eq!(told["verdict"], "missing", "{told}");
-    assert!(told["mend"].as_str().unwrap().contains("EBB_RUN_DIR"), "{told}");
+    let check = checks.iter().find(|check| check["check"] == "run directory").unwrap();
+    assert_eq!(check["verdict"], "missing", "{check}");
+    assert!(check["mend"].as_str().unwrap().contains("EBB_RUN_DIR"), "{check}");
 }

@@ -30,9 +30,9 @@ impl From<Output> for Ran {
 }
 
 impl Ran {
-    pub fn is_one_line_with(&self, told: &str) -> bool {
+    pub fn is_one_line_with(&self, text: &str) -> bool {
         self.stderr.starts_with("ebb: ")
-            && self.stderr.contains(told)
+            && self.stderr.contains(text)
             && self.stderr.lines().count() == 1
             && self.stdout.is_empty()
     }

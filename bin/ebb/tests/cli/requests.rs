@@ -34,10 +34,10 @@ fn run_sends_absolute_paths_and_the_working_directory() {
     command.0.current_dir(dir.path());
     let ran = command.run();
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    for told in
+    for expected in
         ["web is managed", "tcg      stock kernels do not boot", "tail -f /run/ebb/web/console"]
     {
-        assert!(ran.stdout.contains(told), "{told}: {}", ran.stdout);
+        assert!(ran.stdout.contains(expected), "{expected}: {}", ran.stdout);
     }
     let request = daemon.request();
     assert_eq!(request.line, "POST /v1/vms/run HTTP/1.1");
@@ -85,7 +85,7 @@ fn each_command_asks_for_what_it_says() {
     for (field, mib) in [("bytes", 200u64), ("high_bytes", 190), ("low_bytes", 180)] {
         limit[field] = json!(mib << 20);
     }
-    for (line, request, body, answer, told) in [
+    for (line, request, body, answer, expected) in [
         (
             "limit web 200M --low 180M",
             "PUT /v1/vms/web/limit",
@@ -183,7 +183,7 @@ fn each_command_asks_for_what_it_says() {
         let daemon = dir.daemon(Answer::json(200, &answer));
         let ran = ebb(dir.path(), line);
         assert_eq!(ran.code, Some(0), "{line}: {}", ran.stderr);
-        assert!(ran.stdout.contains(told), "{line}: {}", ran.stdout);
+        assert!(ran.stdout.contains(expected), "{line}: {}", ran.stdout);
         let asked = daemon.request();
         assert_eq!((asked.line, asked.body), (format!("{request} HTTP/1.1"), body), "{line}");
     }

@@ -4,7 +4,7 @@ use crate::harness::{Dir, ebb};
 
 #[test]
 fn bad_usage_is_one_line_and_exit_2() {
-    for (line, told) in [
+    for (line, expected) in [
         ("run --memory 2G --kernel /dev/null", "not provided: --name <NAME>"),
         ("run --name web", "not provided: --memory <SIZE>"),
         ("run --name ../web --memory 2G", "is no VM name"),
@@ -63,7 +63,7 @@ fn bad_usage_is_one_line_and_exit_2() {
         let run_dir = dir.path().join("run");
         let ran = ebb(&run_dir, line);
         assert_eq!(ran.code, Some(2), "{line}: {}", ran.stderr);
-        assert!(ran.is_one_line_with(told), "{line}: {}", ran.stderr);
+        assert!(ran.is_one_line_with(expected), "{line}: {}", ran.stderr);
         assert!(!run_dir.exists(), "{line}");
     }
 }
@@ -72,7 +72,7 @@ fn bad_usage_is_one_line_and_exit_2() {
 fn files_that_are_not_there_are_named() {
     let dir = Dir::new();
     let run_dir = dir.path().join("run");
-    for (line, told) in [
+    for (line, expected) in [
         ("run --name web --memory 2G --kernel /nowhere/vmlinuz", "/nowhere/vmlinuz: No such file"),
         ("run --name web --memory 2G --kernel /dev", "/dev is not a file"),
         ("attach --name web --pid 4242 --qmp /dev/null", "/dev/null is not a UNIX socket"),
@@ -81,7 +81,7 @@ fn files_that_are_not_there_are_named() {
     ] {
         let ran = ebb(&run_dir, line);
         assert_eq!(ran.code, Some(1), "{line}: {}", ran.stderr);
-        assert!(ran.is_one_line_with(told), "{line}: {}", ran.stderr);
+        assert!(ran.is_one_line_with(expected), "{line}: {}", ran.stderr);
         assert!(!run_dir.exists(), "{line}");
     }
 }

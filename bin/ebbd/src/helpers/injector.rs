@@ -105,7 +105,7 @@ fn take_ring(child: &mut Child) -> io::Result<RemoteRing> {
 }
 
 /// The other side of [`ring`].
-fn hand_ring(target: &Target) -> anyhow::Result<()> {
+fn give_ring(target: &Target) -> anyhow::Result<()> {
     let (ring, params) = inject::ring(target)?;
     println!("{} {params}", ring.as_raw_fd());
     io::stdout().flush()?;
@@ -160,8 +160,8 @@ fn output_of(mut child: Child) -> io::Result<String> {
     match (output.status.success(), ended) {
         (true, _) => Ok(text(&output.stdout)),
         (false, true) => {
-            let told = text(&output.stderr);
-            Err(io::Error::other(told.strip_prefix("ebbd: ").unwrap_or(&told).to_owned()))
+            let message = text(&output.stderr);
+            Err(io::Error::other(message.strip_prefix("ebbd: ").unwrap_or(&message).to_owned()))
         }
         (false, false) => Err(io::ErrorKind::TimedOut.into()),
     }
@@ -188,13 +188,13 @@ pub fn main(arguments: &[String]) -> anyhow::Result<()> {
     })?;
     let ranges = || ranges(arguments.get(3..).unwrap_or_default());
     match word(0) {
-        "make" => println!("{}", make_either_way(&process, &target)?),
+        "make" => println!("{}", make_userfaultfd(&process, &target)?),
         "close" => match inject::close(&target, word(3).parse()?) {
             // A thread that was sent before has closed it.
             Err(error) if is(&error, Errno::BADF) => {}
             closed => closed?,
         },
-        "ring" => hand_ring(&target)?,
+        "ring" => give_ring(&target)?,
         "forget" => inject::forget(&target, &ranges()?)?,
         "forget-once" => println!("{}", inject::forget_once(&target, &ranges()?)?),
         "no-huge-pages" => inject::no_huge_pages(&target, &ranges()?)?,
@@ -209,9 +209,9 @@ fn ranges(words: &[String]) -> anyhow::Result<Vec<HvaRange>> {
     Ok(pairs.iter().map(|&[start, bytes]| HvaRange { start: Hva(start), bytes }).collect())
 }
 
-/// Makes it by userfaultfd(2) if the VMM may call that, else through a device node that the VMM can
-/// open. A sandboxed VMM without privileges can do the latter.
-fn make_either_way(process: &Process, target: &Target) -> anyhow::Result<i32> {
+/// Makes a userfaultfd by userfaultfd(2) if the VMM may call that, else through a device node that
+/// the VMM can open. A sandboxed VMM without privileges can do the latter.
+fn make_userfaultfd(process: &Process, target: &Target) -> anyhow::Result<i32> {
     match inject::userfaultfd(target, None) {
         Err(error) if is(&error, Errno::PERM) => make_through_node(process.user()?, target),
         Err(error) if is(&error, Errno::NOSYS) => {

@@ -15,9 +15,9 @@ use crate::model::summary;
 use crate::support::privileges::want_of_descriptors;
 
 /// What is known of one VM of this daemon.
-pub struct Listing(Mutex<Seen>);
+pub struct Listing(Mutex<Known>);
 
-struct Seen {
+struct Known {
     stage: Stage,
     summary: VmSummary,
     status: Option<Box<VmStatus>>,
@@ -83,7 +83,7 @@ impl Listing {
     pub fn new(record: &Record, stage: Stage) -> Listing {
         let (summary, member) = (summary::on_record(record), Member::on_record(record));
         let heard = Instant::now();
-        Listing(Mutex::new(Seen {
+        Listing(Mutex::new(Known {
             stage,
             summary,
             status: None,
@@ -94,44 +94,44 @@ impl Listing {
         }))
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn known(&self) -> MutexGuard<'_, Known> {
         // The state is whole between any two statements that change it.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sets the stage.
     pub fn set(&self, stage: Stage) {
-        let mut seen = self.seen();
+        let mut known = self.known();
         // Each process counts its figures from the beginning.
-        (seen.stage, seen.heard, seen.number) = (stage, Instant::now(), 0);
+        (known.stage, known.heard, known.number) = (stage, Instant::now(), 0);
     }
 
     /// Notes a sign of life of its process, which therefore serves the VM.
     pub fn hear(&self) {
-        let mut seen = self.seen();
-        seen.heard = Instant::now();
-        if let Stage::Recovering = seen.stage {
-            seen.stage = Stage::Managed;
+        let mut known = self.known();
+        known.heard = Instant::now();
+        if let Stage::Recovering = known.stage {
+            known.stage = Stage::Managed;
         }
     }
 
     /// Time since the last sign of life.
     pub fn heard(&self) -> Duration {
-        self.seen().heard.elapsed()
+        self.known().heard.elapsed()
     }
 
     /// Publishes new figures.
     pub fn publish(&self, figures: VmFigures) {
         let VmFigures { number, status, member } = figures;
-        let mut seen = self.seen();
-        if number < seen.number {
+        let mut known = self.known();
+        if number < known.number {
             return;
         }
-        seen.number = number;
+        known.number = number;
         let member = member.filter(|member| member.share.adds_up());
         let age = Duration::from_millis(status.age_ms);
-        seen.summary = summary::of(&status);
-        (seen.status, seen.at, seen.member) =
+        known.summary = summary::of(&status);
+        (known.status, known.at, known.member) =
             (Some(Box::new(status)), Instant::now().checked_sub(age), member);
     }
 
@@ -140,42 +140,42 @@ impl Listing {
     /// # Errors
     /// It does not, and why.
     pub fn reach(&self) -> Answer<()> {
-        let seen = self.seen();
-        match &seen.stage {
+        let known = self.known();
+        match &known.stage {
             Stage::Managed => Ok(()),
             stage => Err(ApiError::Unavailable(format!(
                 "{} is {}: {}",
-                seen.summary.name,
+                known.summary.name,
                 stage.words(),
                 stage.reason().unwrap_or_default()
             ))),
         }
     }
 
-    /// What the VM last told the pool.
+    /// What the VM last reported to the pool.
     pub fn member(&self) -> Option<Member> {
-        self.seen().member
+        self.known().member
     }
 
     /// What is to be known of it to watch the host for it; none: it did not ask for that, or it
     /// cannot answer now.
     pub fn watched(&self) -> Option<Watched> {
-        let seen = self.seen();
-        let is_slow = seen.at.is_none_or(|at| slow(at.elapsed()).is_some());
-        let status = seen.status.as_deref().filter(|_| !is_slow);
-        status.filter(|_| matches!(seen.stage, Stage::Managed)).and_then(Watched::of)
+        let known = self.known();
+        let is_slow = known.at.is_none_or(|at| slow(at.elapsed()).is_some());
+        let status = known.status.as_deref().filter(|_| !is_slow);
+        status.filter(|_| matches!(known.stage, Stage::Managed)).and_then(Watched::of)
     }
 
     /// Its line in the list, as last known.
     pub fn summary(&self) -> VmSummary {
-        let seen = self.seen();
-        let age = seen.at.map(|at| at.elapsed());
+        let known = self.known();
+        let age = known.at.map(|at| at.elapsed());
         let slow = age.and_then(slow);
         VmSummary {
-            state: seen.stage.state(),
-            state_reason: seen.stage.reason().or(slow),
+            state: known.stage.state(),
+            state_reason: known.stage.reason().or(slow),
             age_ms: age.map(millis),
-            ..seen.summary.clone()
+            ..known.summary.clone()
         }
     }
 
@@ -184,16 +184,16 @@ impl Listing {
     /// # Errors
     /// There is none yet, and why.
     pub fn status(&self) -> Answer<VmStatus> {
-        let seen = self.seen();
-        let (Some(status), Some(at)) = (&seen.status, seen.at) else {
-            drop(seen);
+        let known = self.known();
+        let (Some(status), Some(at)) = (&known.status, known.at) else {
+            drop(known);
             self.reach()?;
             return Err(ApiError::Unavailable("it was recovered just now: try again".into()));
         };
         let age = at.elapsed();
         Ok(VmStatus {
-            state: seen.stage.state(),
-            state_reason: seen.stage.reason().or_else(|| slow(age)),
+            state: known.stage.state(),
+            state_reason: known.stage.reason().or_else(|| slow(age)),
             age_ms: millis(age),
             ..(**status).clone()
         })
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn what_is_not_recovered_says_when_it_is_tried_again() {
         let later = Instant::now() + Duration::from_secs(30);
-        let told = Stage::NotRecovered("it broke".into(), later).reason().unwrap();
-        assert_eq!(told, "it broke; tried again in 30 s");
+        let reason = Stage::NotRecovered("it broke".into(), later).reason().unwrap();
+        assert_eq!(reason, "it broke; tried again in 30 s");
     }
 }

@@ -182,8 +182,8 @@ mod tests {
         let busy = member(200, 200, Some(400));
         // First one VM gives up what it has too much; the other gets it once it is free.
         assert_eq!(limits_of(400 * MIB, &[("a", idle), ("b", busy)]), [Some(150), Some(200)]);
-        let gone = Member { limit_bytes: Some(150 * MIB), ..member(200, 140, Some(10)) };
-        assert_eq!(limits_of(400 * MIB, &[("a", gone), ("b", busy)]), [Some(150), Some(250)]);
+        let limited = Member { limit_bytes: Some(150 * MIB), ..member(200, 140, Some(10)) };
+        assert_eq!(limits_of(400 * MIB, &[("a", limited), ("b", busy)]), [Some(150), Some(250)]);
     }
 
     #[test]

@@ -59,14 +59,17 @@ pub fn recover_all(daemon: &Daemon) -> io::Result<()> {
         };
         names.insert(name.clone());
         daemon.vms().insert(name.clone(), listing);
-        let process = running(&name, &directory);
-        if let Some(process) = process.as_ref().filter(|_| is_stale) {
-            tracing::info!(
-                "{name}: this daemon has other options: the VM's process restarts with them"
-            );
-            process.kill();
+        let supervisor = Supervisor::of(daemon, name.clone());
+        match running(&name, &directory) {
+            Some(process) if is_stale => {
+                tracing::info!(
+                    "{name}: this daemon has other options: the VM's process restarts with them"
+                );
+                process.kill();
+                supervisor.begin_after(process);
+            }
+            process => supervisor.begin(process),
         }
-        Supervisor::of(daemon, name).begin(process);
     }
     daemon.keep_slots(|name| names.iter().any(|known| known.as_str() == name));
     clear_later(daemon, without);

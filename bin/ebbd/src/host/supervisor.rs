@@ -57,12 +57,24 @@ impl Supervisor {
 
     /// Begins with the process that manages the VM already, if there is one.
     pub fn begin(self, process: Option<VmProcess>) {
-        // From now on a VM on record is listed.
+        self.list(if process.is_some() { Stage::Managed } else { Stage::Recovering });
+        tokio::spawn(self.run(process));
+    }
+
+    /// Begins with the next process, once this one has ended, which was killed on purpose.
+    pub fn begin_after(self, process: VmProcess) {
+        self.list(Stage::Recovering);
+        tokio::spawn(async move {
+            process.ended().await;
+            self.run(None).await;
+        });
+    }
+
+    /// Lists the VM from now on, if it is on record.
+    fn list(&self, stage: Stage) {
         if let Ok(Some(record)) = Record::load(&self.directory) {
-            let stage = if process.is_some() { Stage::Managed } else { Stage::Recovering };
             self.daemon.listing(&self.name, || Listing::new(&record, stage));
         }
-        tokio::spawn(self.run(process));
     }
 
     async fn run(self, mut process: Option<VmProcess>) {

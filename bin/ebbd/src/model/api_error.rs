@@ -73,7 +73,7 @@ impl IntoResponse for ApiError {
             ApiError::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         let why = self.to_string();
-        let advice = want_of_descriptors(&why).map(|told| format!(": {told}"));
+        let advice = want_of_descriptors(&why).map(|line| format!(": {line}"));
         (status, Json(Problem { error: why + &advice.unwrap_or_default() })).into_response()
     }
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// Shortest window in milliseconds: a window ends at a tick of the VM's worker.
 const WINDOW_MS_MIN: u64 = 200;
 
-/// The pace of monitorings (vTMM, section 3.2.3), and what counts as hot.
+/// The schedule of monitorings (vTMM, section 3.2.3), and what counts as hot.
 #[derive(clap::Args, Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MonitoringSettings {
     /// Length of a window of a monitoring, in milliseconds, 200 at least.
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_told_is_as_in_the_paper() {
+    fn what_is_not_given_is_as_in_the_paper() {
         let monitoring = MonitoringSettings::default();
         assert_eq!(monitoring.schedule(Backing::Small), ScheduleSettings::default());
         assert_eq!(monitoring.schedule(Backing::Thp), ScheduleSettings::huge());
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_hold_together_is_told() {
+    fn settings_that_contradict_each_other_are_refused() {
         let good = MonitoringSettings::default();
         assert_eq!(good.check(), Ok(()));
         for (bad, why) in [

@@ -192,7 +192,8 @@ pub enum ForgetBy {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Totals {
     /// Memory that was non-resident when the VM was first managed.
-    pub absent_at_hold_bytes: u64,
+    #[serde(rename = "absent_at_hold_bytes")]
+    pub absent_at_attach_bytes: u64,
     /// Memory that was reclaimed.
     pub reclaimed_bytes: u64,
     /// Not counted, always 0: earlier versions of the daemon read no record without it.
@@ -214,8 +215,8 @@ pub struct RegionRecord {
     /// Offset in the memfd.
     pub offset: u64,
     /// Whether the VMM has unplugged the region, and no longer has that memfd.
-    #[serde(default)]
-    pub gone: bool,
+    #[serde(default, rename = "gone")]
+    pub unplugged: bool,
 }
 
 impl RegionRecord {
@@ -227,7 +228,7 @@ impl RegionRecord {
             hva: region.hva.0,
             inode,
             offset: region.offset,
-            gone: false,
+            unplugged: false,
         }
     }
 
@@ -235,7 +236,7 @@ impl RegionRecord {
     pub fn known(&self) -> KnownRegion {
         let (gpa, hva) = (Gpa(self.gpa), Hva(self.hva));
         let region = Region { gpa, bytes: self.bytes, hva, file: 0, offset: self.offset };
-        KnownRegion { region, inode: self.inode, is_unplugged: self.gone }
+        KnownRegion { region, inode: self.inode, is_unplugged: self.unplugged }
     }
 }
 
@@ -274,12 +275,12 @@ impl Record {
 
     /// Size of all regions that the VMM has not unplugged, pluggable memory included.
     pub fn memory_bytes(&self) -> u64 {
-        self.regions.iter().filter(|region| !region.gone).map(|region| region.bytes).sum()
+        self.regions.iter().filter(|region| !region.unplugged).map(|region| region.bytes).sum()
     }
 
     /// Size of the regions that the VMM has unplugged.
     pub fn unplugged_bytes(&self) -> u64 {
-        self.regions.iter().filter(|region| region.gone).map(|region| region.bytes).sum()
+        self.regions.iter().filter(|region| region.unplugged).map(|region| region.bytes).sum()
     }
 
     /// Most memory of its compressed pages: by its tiers, else by the daemon's settings.
@@ -362,10 +363,10 @@ mod tests {
         let text = r#"{"gpa":4294967296,"bytes":4096,"hva":8192,"inode":7,"offset":0}"#;
         let region: RegionRecord = serde_json::from_str(text).expect("a region");
         let known = region.known();
-        assert!(!region.gone && !known.is_unplugged);
+        assert!(!region.unplugged && !known.is_unplugged);
         assert_eq!((known.region.gpa, known.region.hva, known.inode), (Gpa(1 << 32), Hva(8192), 7));
-        let gone = RegionRecord { gone: true, ..region };
-        let text = serde_json::to_string(&gone).expect("text");
+        let unplugged = RegionRecord { unplugged: true, ..region };
+        let text = serde_json::to_string(&unplugged).expect("text");
         let again: RegionRecord = serde_json::from_str(&text).expect("a region");
         assert!(again.known().is_unplugged);
     }

@@ -97,8 +97,13 @@ impl Service {
         let Service { runtime, listener, path: _path, worker, thread, spare } = self;
         drop(spare);
         let Begun { ready, qemu } = begun;
-        let (publisher, seen) = Publisher::new();
-        let vm = Vm { name: task.name.clone(), commands: ready.commands(), seen };
+        let (publisher, latest) = Publisher::new();
+        let vm = Vm {
+            name: task.name.clone(),
+            commands: ready.commands(),
+            progress: ready.progress(),
+            latest,
+        };
         let calibrated = Calibrated::at(&task.site.run_dir);
         let (ended, end) = oneshot::channel();
         // The thread waits for it.
@@ -123,7 +128,7 @@ struct WorkerStart {
     ready: Ready,
     calibrated: Arc<Calibrated>,
     publisher: Publisher,
-    /// Told once the VM is no longer managed.
+    /// Gets a message once the VM is no longer managed.
     ended: oneshot::Sender<()>,
 }
 

@@ -24,7 +24,8 @@ use crate::model::figures::{VmFigures, millis, slow};
 use crate::model::host_pressure::PressureNotice;
 use crate::model::share::Share;
 use crate::vm::context::mailbox::Command;
-use crate::vm::publisher::Seen;
+use crate::vm::publisher::LatestFigures;
+use crate::vm::worker::Progress;
 
 /// GET with [`Since`]: newer [`VmFigures`]; no content: none came for 5 s.
 pub const FIGURES: &str = "/v1/figures";
@@ -39,6 +40,11 @@ pub const HOST_PRESSURE: &str = "/v1/host-pressure";
 /// for QEMU. A worker that evicts begins between two steps, each of which writes 16 MiB: that takes
 /// seconds on a slow disk.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Time between two looks at the worker's progress, while a request waits for its answer.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Looks in a row without progress after which the worker counts as hanging. A worker that waits
+/// for QEMU makes none for as long: a helper that injects a call has 120 s, each answer 20 s.
+const LOOKS_MOST: u32 = 180;
 /// Longest wait for a status, before the last figures are used instead.
 const STATUS_PATIENCE: Duration = Duration::from_secs(5);
 /// The same for a status with counts, which looks at every frame.
@@ -53,8 +59,10 @@ pub struct Vm {
     pub name: VmName,
     /// Where its worker takes commands.
     pub commands: Sender<Command>,
+    /// Counts what its worker does.
+    pub progress: Progress,
     /// What its worker has published.
-    pub seen: Seen,
+    pub latest: LatestFigures,
 }
 
 /// Asks for figures later than those of this number.
@@ -85,7 +93,7 @@ pub fn router(vm: Vm) -> Router {
 
 impl Vm {
     /// Sends a question to the worker and waits for its answer. The wait until the worker begins is
-    /// bounded; the wait for the answer is not.
+    /// bounded. The wait for the answer lasts as long as the worker makes progress.
     async fn ask<T>(
         &self,
         question: impl FnOnce(oneshot::Sender<Answer<T>>) -> Command,
@@ -100,7 +108,30 @@ impl Vm {
             )));
         };
         heard.map_err(|_| self.ends())??;
-        answer.await.map_err(|_| self.ends())?
+        self.wait(answer, LOOK_EVERY).await
+    }
+
+    /// Waits for the answer of the worker, as long as the worker makes progress.
+    async fn wait<T>(
+        &self,
+        mut answer: oneshot::Receiver<Answer<T>>,
+        look_every: Duration,
+    ) -> Answer<T> {
+        let (mut count, mut looks) = ((self.progress)(), 0);
+        while looks < LOOKS_MOST {
+            if let Ok(answer) = timeout(look_every, &mut answer).await {
+                return answer.map_err(|_| self.ends())?;
+            }
+            let before = std::mem::replace(&mut count, (self.progress)());
+            looks = if count == before { looks + 1 } else { 0 };
+        }
+        Err(ApiError::Unavailable(format!(
+            "the worker of {name} has made no progress for {LOOKS_MOST} s: ebb status {name} shows \
+             whether it goes on; if not, end its process, and the next one recovers the VM: kill -9 \
+             {}",
+            std::process::id(),
+            name = self.name
+        )))
     }
 
     /// The API error about a VM that is no longer managed.
@@ -117,8 +148,8 @@ impl Vm {
 
     /// The status that was published last.
     fn last(&self) -> Answer<VmStatus> {
-        let seen = self.seen.borrow().clone();
-        let Some(latest) = seen else {
+        let latest = self.latest.borrow().clone();
+        let Some(latest) = latest else {
             return Err(ApiError::Unavailable("it was recovered just now: try again".into()));
         };
         let age = latest.at.elapsed();
@@ -128,8 +159,8 @@ impl Vm {
 
     /// The newest figures.
     fn newest(&self) -> Answer<Json<VmFigures>> {
-        let seen = self.seen.borrow().clone();
-        seen.map(|latest| Json(latest.figures.clone())).ok_or_else(|| self.ends())
+        let latest = self.latest.borrow().clone();
+        latest.map(|latest| Json(latest.figures.clone())).ok_or_else(|| self.ends())
     }
 }
 
@@ -202,20 +233,62 @@ async fn hear_of_host(State(vm): VmState, Json(notice): Json<PressureNotice>) ->
 }
 
 async fn figures(State(vm): VmState, Query(Since { after }): Query<Since>) -> Response {
-    let mut seen = vm.seen.clone();
+    let mut changes = vm.latest.clone();
     let began = Instant::now();
     loop {
-        let latest = seen.borrow_and_update().clone();
+        let latest = changes.borrow_and_update().clone();
         if let Some(latest) = latest.filter(|latest| latest.figures.number > after) {
             let mut figures = latest.figures.clone();
             figures.status.age_ms = millis(latest.at.elapsed());
             return Json(figures).into_response();
         }
         let left = FIGURES_PATIENCE.saturating_sub(began.elapsed());
-        match timeout(left, seen.changed()).await {
+        match timeout(left, changes.changed()).await {
             Ok(Ok(())) => {}
             // There are no new figures, or there will be none.
             _ => return StatusCode::NO_CONTENT.into_response(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::vm::publisher::Publisher;
+
+    const SOON: Duration = Duration::from_millis(1);
+
+    /// A VM whose worker makes this progress. Its mailbox has no reader.
+    fn vm(progress: impl Fn() -> u64 + Send + Sync + 'static) -> Vm {
+        let name = "web".parse().expect("a name");
+        let (commands, _) = channel();
+        Vm { name, commands, progress: Box::new(progress), latest: Publisher::new().1 }
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_hangs_is_reported_with_what_to_do() {
+        let (_never, answer) = oneshot::channel::<Answer<()>>();
+        let why = vm(|| 7).wait(answer, SOON).await.expect_err("it hangs").to_string();
+        assert!(why.contains("no progress") && why.contains("kill -9 "), "{why}");
+        assert!(!why.contains('\n') && !why.contains("  "), "{why}");
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_makes_progress_is_waited_for() {
+        let (to, answer) = oneshot::channel();
+        let (to, count) = (Mutex::new(Some(to)), Mutex::new(0));
+        let works = move || {
+            let mut count = count.lock().expect("no thread has died");
+            *count += 1;
+            if *count > u64::from(2 * LOOKS_MOST) {
+                let to = to.lock().expect("no thread has died").take();
+                to.into_iter().for_each(|to| to.send(Ok(5)).expect("somebody waits"));
+            }
+            *count
+        };
+        assert_eq!(vm(works).wait(answer, SOON).await.expect("an answer"), 5);
     }
 }

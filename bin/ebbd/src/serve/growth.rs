@@ -152,7 +152,7 @@ impl Growth {
     ///
     /// # Errors
     /// Their memory cannot be watched or emptied.
-    pub fn hold(&self, pager: &Arc<Pager>, fresh: bool) -> io::Result<()> {
+    pub fn attach(&self, pager: &Arc<Pager>, fresh: bool) -> io::Result<()> {
         if self.backends.is_empty() {
             return Ok(());
         }

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_plugged_in_again_elsewhere_is_found() {
+    fn what_was_plugged_in_again_at_another_address_is_found() {
         let (places, ram) = (Places::default(), ram());
         let before = shared(&ram, [0, 0x10000]);
         assert_eq!(places.place(&before, &ram, &[segment(0x10000, 8)]), Ok(None));
@@ -257,9 +257,9 @@ mod tests {
         for gpa in (0x40000..0x44000).step_by(0x1000) {
             memory.write_obj(gpa, GuestAddress(gpa)).unwrap();
         }
-        for (gone, left) in [(frames(0, 4), 4), (frames(0x11, 1), 3), (frames(0, 0x100), 0)] {
-            places.forget(gone);
-            assert_eq!(mapped(), left, "{gone:?}");
+        for (forgotten, left) in [(frames(0, 4), 4), (frames(0x11, 1), 3), (frames(0, 0x100), 0)] {
+            places.forget(forgotten);
+            assert_eq!(mapped(), left, "{forgotten:?}");
         }
         assert_eq!(memory.read_obj::<u64>(GuestAddress(0x42000)).unwrap(), 0x42000);
     }

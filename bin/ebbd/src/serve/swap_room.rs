@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_swap_file_in_memory_is_told() {
+    fn a_swap_file_in_memory_is_reported() {
         let message = in_memory(Path::new("/dev/shm/web.7.swap"), false).unwrap();
         for word in ["/dev/shm", "saves nothing", "EBB_SWAP_DIR"] {
             assert!(message.contains(word) && !message.contains('\n'), "{message}");

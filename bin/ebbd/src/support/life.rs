@@ -25,7 +25,7 @@ pub enum Life {
     Lives(Process),
     /// It has ended.
     Dead(Dead),
-    /// It cannot be told now, and why: the VMM may run.
+    /// It is not known now, and why: the VMM may run.
     Unknown(io::Error),
 }
 
@@ -58,7 +58,7 @@ impl Life {
     /// at its control socket as long as it runs.
     ///
     /// # Errors
-    /// It cannot be told now.
+    /// It is not known now.
     pub fn of_listener(socket: &Path) -> io::Result<Option<Dead>> {
         match ebb_vm::dial(socket, Instant::now()).map_err(|error| (error.kind(), error)) {
             // A listener without room for one more connection also listens.
@@ -74,7 +74,7 @@ impl Life {
     /// their numbers.
     ///
     /// # Errors
-    /// It cannot be told now whether there are any. `TimedOut`: one does not end, or they start
+    /// It is not known now whether there are any. `TimedOut`: one does not end, or they start
     /// others without end.
     pub fn end_all_with(
         directory: &Path,
@@ -99,8 +99,8 @@ impl Life {
     /// Whether the process of this handle has ended.
     ///
     /// # Errors
-    /// Those of poll(2): it cannot be told now.
-    pub fn of_held(process: &Process) -> io::Result<Option<Dead>> {
+    /// Those of poll(2): it is not known now.
+    pub fn of_handle(process: &Process) -> io::Result<Option<Dead>> {
         Ok(process.has_ended()?.then_some(Dead(())))
     }
 }
@@ -161,10 +161,10 @@ mod tests {
         assert!(matches!(life(pid, ticks, ""), Life::Lives(_)));
         assert!(matches!(life(pid, ticks + 1, &boot), Life::Dead(_)));
         assert!(matches!(life(pid, ticks, "another boot"), Life::Dead(_)));
-        assert!(Life::of_held(&process).unwrap().is_none());
+        assert!(Life::of_handle(&process).unwrap().is_none());
         child.kill().unwrap();
         // Killed, and not reaped yet.
-        while Life::of_held(&process).unwrap().is_none() {}
+        while Life::of_handle(&process).unwrap().is_none() {}
         assert!(matches!(life(pid, ticks, &boot), Life::Dead(_)));
         child.wait().unwrap();
         assert!(matches!(life(pid, ticks, &boot), Life::Dead(_)));
@@ -173,12 +173,12 @@ mod tests {
     #[test]
     fn a_number_that_is_a_threads_by_now_is_no_vmms() {
         let (to, done) = std::sync::mpsc::channel::<()>();
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
-            tell.send(rustix::thread::gettid().as_raw_pid()).unwrap();
+            sender.send(rustix::thread::gettid().as_raw_pid()).unwrap();
             let _ = done.recv();
         });
-        let tid = told.recv().unwrap();
+        let tid = receiver.recv().unwrap();
         let ticks = Process::start_ticks_of(tid).unwrap();
         assert!(matches!(life(tid as u32, ticks + 1, ""), Life::Dead(_)));
         assert!(matches!(life(tid as u32, ticks, ""), Life::Unknown(_)));
@@ -194,8 +194,8 @@ mod tests {
         let me = std::env::current_exe().unwrap();
         let test = "support::life::tests::without_descriptors_nobody_can_tell";
         let ran = Command::new(me).args([test, "--exact", "--ignored"]).output().unwrap();
-        let told = String::from_utf8_lossy(&ran.stdout);
-        assert!(ran.status.success() && told.contains("1 passed"), "{told}");
+        let output = String::from_utf8_lossy(&ran.stdout);
+        assert!(ran.status.success() && output.contains("1 passed"), "{output}");
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use std::fs;
 use std::io;
 use std::panic::resume_unwind;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread::{self, ScopedJoinHandle};
 
 use ebb_api::advice;
@@ -15,8 +17,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 const OOM_SCORE: &str = "-900";
 /// Fewest descriptors without a warning: with fewer, a daemon soon has none left.
 const DESCRIPTORS_LEAST: u64 = 1024;
-/// Approximate number of descriptors that a VM takes.
+/// Approximate number of descriptors that a VM takes in its own process.
 const DESCRIPTORS_EACH: u32 = 30;
+/// Whether this is the process of a VM, in which QEMU runs already.
+static SERVES_VM: AtomicBool = AtomicBool::new(false);
 /// Capabilities that the daemon needs, or a QEMU that is started with `--privileged`.
 const DAEMON: [CapabilitySet; 20] = [
     // Images, devices and directories of other users.
@@ -82,7 +86,7 @@ pub fn of_daemon() -> io::Result<()> {
         tracing::warn!("the OOM killer does not spare this process: {error}");
     }
     if let Some(most) = raise_descriptors().filter(|&most| most < DESCRIPTORS_LEAST) {
-        tracing::warn!("{}", scarce(most));
+        tracing::warn!("{}", scarce(most, false));
     }
     confine::keep_capabilities(DAEMON.into_iter().collect())
 }
@@ -101,15 +105,25 @@ fn raise_descriptors() -> Option<u64> {
 pub fn want_of_descriptors(why: &str) -> Option<String> {
     let error = std::io::Error::from(rustix::io::Errno::MFILE).to_string();
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    why.contains(&error).then(|| scarce(most))
+    why.contains(&error).then(|| scarce(most, SERVES_VM.load(Relaxed)))
 }
 
-fn scarce(most: u64) -> String {
-    format!(
-        "ebbd may open {most} files, and needs some {DESCRIPTORS_EACH} for each VM: {} and start it with \
-         more (`ulimit -Hn`, LimitNOFILE= of systemd)",
-        advice::end(std::process::id())
-    )
+/// Advice about a limit of `most` open files: in `ebbd`, from which the processes of VMs have it,
+/// or in such a process (`serves_vm`).
+fn scarce(most: u64, serves_vm: bool) -> String {
+    let pid = std::process::id();
+    let more = "more (`ulimit -Hn`, LimitNOFILE= of systemd)";
+    match serves_vm {
+        true => format!(
+            "the VM's process {pid} may open {most} files: end ebbd, start it with {more}, and end \
+             that process (`kill {pid}`), which the next one follows"
+        ),
+        false => format!(
+            "ebbd, and each process that it starts for a VM, may open {most} files, and a VM needs \
+             some {DESCRIPTORS_EACH}: {} and start it with {more}",
+            advice::end(pid)
+        ),
+    }
 }
 
 /// Gives up, for this thread and those that it starts later, the capabilities that the process of a
@@ -143,6 +157,7 @@ pub fn as_vm_thread<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
 /// # Errors
 /// Those of prctl(2), capset(2) and seccomp(2).
 pub fn of_vm() -> io::Result<()> {
+    SERVES_VM.store(true, Relaxed);
     of_vm_thread()?;
     filter(Role::Vm)
 }
@@ -183,11 +198,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn want_of_descriptors_is_told_with_the_limit() {
+    fn a_lack_of_descriptors_is_reported_with_the_limit() {
         let why = format!("QEMU: {}", io::Error::from(rustix::io::Errno::MFILE));
         let message = want_of_descriptors(&why).unwrap();
         for word in ["ulimit -Hn", "LimitNOFILE", &format!("`kill {}`", std::process::id())] {
             assert!(message.contains(word) && !message.contains('\n'), "{message}");
+        }
+        let in_vm = scarce(1024, true);
+        for word in ["the VM's process", "end ebbd", &format!("`kill {}`", std::process::id())] {
+            assert!(in_vm.contains(word) && !in_vm.contains('\n'), "{in_vm}");
         }
         assert_eq!(want_of_descriptors("QEMU: No such file or directory (os error 2)"), None);
     }

@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_cannot_be_is_told_in_a_line() {
+    fn a_place_that_cannot_be_is_reported_in_a_line() {
         let directory = tempfile::tempdir().unwrap();
         let calibrated = Calibrated::with(directory.path(), 1, 1).unwrap();
         let nowhere = directory.path().join("nowhere");

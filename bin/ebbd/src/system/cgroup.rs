@@ -7,6 +7,8 @@ mod hierarchy;
 mod processes;
 mod removal;
 mod service;
+#[cfg(test)]
+mod tests;
 
 use std::fs::{self, File};
 use std::io;
@@ -20,7 +22,7 @@ pub use self::budget::OwnGroups;
 use self::hierarchy::{Hierarchy, MOUNTS, find};
 use self::processes::{MEMBERS, end_members_if, members};
 use self::removal::{clear_below, remove_above, remove_all};
-pub use self::removal::{remove, remove_later, remove_of};
+pub use self::removal::{remove, remove_of};
 pub use self::service::enter;
 
 /// The group that contains all of them.
@@ -69,15 +71,15 @@ impl Group {
         let most = request.max_bytes();
         let limits = [most + most / 8 + OVERHEAD_BYTES, u64::from(request.cpus) + TASKS];
         let mut group = Group { directories: Vec::new(), user: Some(user), kept: false };
-        let (mut without, mut told) = (Vec::new(), None);
+        let (mut without, mut warning) = (Vec::new(), None);
         for (controller, limit) in CONTROLLERS.iter().zip(limits) {
             let limit = (controller.name != "memory" || limits_memory).then_some(limit);
             match group.limit(&mounts, controller, limit, &request.name) {
-                Ok(lack) => told = told.or(lack),
+                Ok(lack) => warning = warning.or(lack),
                 Err(why) => without.push((controller.of, why)),
             }
         }
-        (group, lacks(&without).into_iter().chain(told).collect())
+        (group, lacks(&without).into_iter().chain(warning).collect())
     }
 
     /// Sets one limit, and returns why it is not effective, if so. Without a limit of memory, this
@@ -166,7 +168,7 @@ impl Drop for Group {
     }
 }
 
-/// What users are told about missing limits.
+/// Warnings about missing limits.
 fn lacks(without: &[(&str, String)]) -> Vec<String> {
     match without {
         [(one, why), (other, same)] if why == same => {
@@ -246,164 +248,4 @@ fn enable(directory: &Path, controller: &str) -> Result<(), String> {
         }
         _ => in_words(&path)(error),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use ebb_sys::process::Process;
-
-    use super::hierarchy::parse;
-    use super::processes::{end_members, has_only};
-    use super::*;
-
-    #[test]
-    fn a_lack_is_told_once() {
-        let why = || "no way".to_owned();
-        assert_eq!(lacks(&[]), [""; 0]);
-        assert_eq!(
-            lacks(&[("memory", why()), ("threads", why())]),
-            ["no control group limits QEMU's memory and threads: no way"]
-        );
-        assert_eq!(lacks(&[("memory", why()), ("threads", "other".into())]).len(), 2);
-    }
-
-    #[test]
-    fn nothing_of_a_limited_memory_is_swapped() {
-        let directory = tempfile::tempdir().unwrap();
-        let read = |file: &str| fs::read_to_string(directory.path().join(file)).unwrap();
-        fs::write(directory.path().join(SWAP), "max").unwrap();
-        set(directory.path(), "pids.max", Some(7)).unwrap();
-        assert_eq!((read("pids.max").as_str(), read(SWAP).as_str()), ("7", "max"));
-        set(directory.path(), "memory.max", Some(8)).unwrap();
-        assert_eq!((read("memory.max").as_str(), read(SWAP).as_str()), ("8", "0"));
-        // Memory that is not limited stays out of the swap, too.
-        fs::write(directory.path().join(SWAP), "max").unwrap();
-        set(directory.path(), "memory.max", None).unwrap();
-        assert_eq!((read("memory.max").as_str(), read(SWAP).as_str()), ("8", "0"));
-    }
-
-    #[test]
-    fn a_group_that_cannot_stay_out_of_the_swap_is_told() {
-        let directory = tempfile::tempdir().unwrap();
-        let (group, swaps) = (directory.path(), directory.path().join("swaps"));
-        assert_eq!(unlimited_swap(group, &swaps), None, "there is no swap");
-        fs::write(&swaps, "").unwrap();
-        let told = unlimited_swap(group, &swaps).unwrap();
-        assert!(told.contains(SWAP) && told.contains("swapaccount") && !told.contains('\n'));
-        fs::write(group.join(SWAP), "0").unwrap();
-        assert_eq!(unlimited_swap(group, &swaps), None);
-    }
-
-    /// Number of a process that no longer exists.
-    fn ended() -> u32 {
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        child.wait().unwrap();
-        child.id()
-    }
-
-    #[test]
-    fn empty_groups_of_daemons_that_ended_go() {
-        let dead = ended();
-        let parent = tempfile::tempdir().unwrap();
-        let (own, init) = (format!("a.{}", std::process::id()), "a.1".to_owned());
-        let used = format!("used.{dead}");
-        let left = [format!("a.{dead}"), format!("a.b-c.{dead}")];
-        let others = ["a".to_owned(), "a.b".into(), format!("A b.{dead}"), init, used.clone()];
-        for name in left.iter().chain(&others).chain([&own]) {
-            fs::create_dir(parent.path().join(name)).unwrap();
-        }
-        // Like a group with a process in it, it cannot be removed.
-        fs::create_dir(parent.path().join(used).join("below")).unwrap();
-        let is_there = |name: &String| parent.path().join(name).exists();
-        clear_below(parent.path(), false);
-        assert!(!left.iter().any(is_there) && others.iter().all(is_there) && is_there(&own));
-        clear_below(parent.path(), true);
-        assert!(others.iter().all(is_there) && !is_there(&own));
-    }
-
-    /// A group in a hierarchy of version 2; none: it cannot be made here.
-    fn real_group(name: &str) -> Option<PathBuf> {
-        let mounts = fs::read_to_string(MOUNTS).unwrap();
-        let mut roots = mounts.lines().filter_map(parse);
-        let root = roots.find_map(|(root, kind, _)| (kind == "cgroup2").then_some(root))?;
-        let directory = root.join(format!("ebb-test-{name}.{}", std::process::id()));
-        fs::create_dir(&directory).ok().map(|()| directory)
-    }
-
-    fn sleeper_in(group: &Path) -> std::process::Child {
-        let child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        fs::write(group.join(MEMBERS), child.id().to_string()).unwrap();
-        child
-    }
-
-    #[test]
-    fn what_an_ended_qemu_left_in_its_group_is_ended() {
-        let Some(group) = real_group("left") else { return };
-        let mut child = sleeper_in(&group);
-        let pid = child.id() as i32;
-        let uid = Process::own().unwrap().user().unwrap();
-        assert_eq!(members(&group).unwrap(), [pid]);
-        let only = |uid| has_only(&group, |other| other == uid).unwrap();
-        assert!(only(uid) && !only(uid + 1));
-        let held = |uid| Group {
-            directories: vec![group.clone()],
-            user: Some(User::Fixed { uid, gid: 0 }),
-            kept: false,
-        };
-        drop(held(uid + 1));
-        assert_eq!(members(&group).unwrap(), [pid], "it is of another user");
-        assert!(child.try_wait().unwrap().is_none());
-        let held = (held(uid), held(uid));
-        assert_eq!(held.0.around(pid), (vec![group.clone()], vec![]));
-        assert_eq!(held.0.around(1), (vec![], vec![group.clone()]));
-        held.0.keep();
-        assert!(group.exists(), "somebody is in it");
-        drop(held.1);
-        assert!(!group.exists());
-        assert_eq!(child.wait().unwrap().code(), None);
-    }
-
-    #[test]
-    fn who_has_ended_since_he_was_listed_is_nobodys() {
-        let dead = ended();
-        let directory = tempfile::tempdir().unwrap();
-        let uid = Process::own().unwrap().user().unwrap();
-        let has_only = |pids: &[u32]| {
-            let text: String = pids.iter().map(|pid| format!("{pid}\n")).collect();
-            fs::write(directory.path().join(MEMBERS), text).unwrap();
-            has_only(directory.path(), |user| user == uid)
-        };
-        assert!(has_only(&[dead, std::process::id()]).unwrap());
-        assert!(has_only(&[0]).is_err(), "one of another container's");
-    }
-
-    /// A group, and a controller that it enabled: dropping this empties and removes the group.
-    struct Given<'a>(&'a Path, &'a str);
-
-    impl Drop for Given<'_> {
-        fn drop(&mut self) {
-            end_members(self.0);
-            remove(&[self.0.to_owned()]);
-            let above = self.0.parent().unwrap();
-            let _ = fs::write(above.join("cgroup.subtree_control"), format!("-{}", self.1));
-        }
-    }
-
-    #[test]
-    fn a_group_with_processes_is_told_with_what_to_do() {
-        let Some(group) = real_group("full") else { return };
-        let above = group.parent().unwrap();
-        let read = |file: &str| fs::read_to_string(above.join(file)).unwrap();
-        let (all, given) = (read("cgroup.controllers"), read("cgroup.subtree_control"));
-        let free = all.split_ascii_whitespace().find(|&word| !given.contains(word));
-        let _put_back = Given(&group, free.unwrap_or("none"));
-        let Some(controller) = free.or(given.split_ascii_whitespace().next()) else { return };
-        enable(above, controller).unwrap();
-        let mut child = sleeper_in(&group);
-        let why = enable(&group, controller).unwrap_err();
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert!(why.contains("has processes in it") && why.contains("/init"), "{why}");
-        assert!(!why.contains("os error"), "{why}");
-    }
 }

@@ -97,7 +97,7 @@ impl Plan {
         }
         cgroup::clear_left(false);
         let (group, without) = Group::make(request, user, limits_memory);
-        tell_once(&without);
+        warn_once(&without);
         lacks.extend(without);
         Ok(Plan { identity: Some(identity), sandbox, group, lacks })
     }
@@ -135,7 +135,7 @@ impl Plan {
         let outside =
             outside.iter().map(|group| format!("QEMU could not enter {}", group.display()));
         let outside: Vec<String> = outside.collect();
-        tell_once(&outside);
+        warn_once(&outside);
         Confinement {
             privileged: self.identity.is_none(),
             uid,
@@ -200,10 +200,10 @@ fn port_advice(why: &str, lowest: u32) -> Option<String> {
 
 /// Warns once: a host that has no control group for one QEMU has none for the others. `ebb status`
 /// says it of each.
-fn tell_once(lacks: &[String]) {
-    static TOLD: Once = Once::new();
+fn warn_once(lacks: &[String]) {
+    static WARNED: Once = Once::new();
     if !lacks.is_empty() {
-        TOLD.call_once(|| tracing::warn!("QEMUs run without limits: {}", lacks.join("; ")));
+        WARNED.call_once(|| tracing::warn!("QEMUs run without limits: {}", lacks.join("; ")));
     }
 }
 
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_of_others_is_told() {
+    fn a_user_of_others_is_reported() {
         assert_eq!(shared_user(User::PerProcess(USERS.start)), None);
         let message = |uid| shared_user(User::Fixed { uid, gid: 1 }).unwrap_or_default();
         assert!(message(0).contains("keys") && message(33).contains("user 33"));
@@ -299,8 +299,8 @@ mod tests {
         let (group, lacks) = (Group::default(), Vec::new());
         let plan = Plan { identity, sandbox: true, group, lacks };
         let denied = plan.advice("a.img: Permission denied", None);
-        for way in ["--disk", "--user", "--privileged"] {
-            assert!(denied.contains(way), "{denied}");
+        for remedy in ["--disk", "--user", "--privileged"] {
+            assert!(denied.contains(remedy), "{denied}");
         }
         assert!(plan.advice("it said nothing", Some(Signal::SYS.as_raw())).contains("-sandbox"));
         assert_eq!(plan.advice("it said nothing", Some(Signal::KILL.as_raw())), "");
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_is_not_to_be_had_is_told() {
+    fn a_port_that_is_not_available_is_reported() {
         let words =
             |rule| format!("qemu: -nic user: Could not set up host forwarding rule '{rule}'");
         for rule in ["tcp::80-:80", "tcp:127.0.0.1:80-10.0.2.15:8080", "udp:my-host:80-:80"] {
@@ -336,13 +336,13 @@ mod tests {
         let identity = Some(Identity { user: User::PerProcess(USERS.start), groups: Vec::new() });
         let (group, lacks) = (Group::default(), Vec::new());
         let plan = Plan { identity, sandbox: false, group, lacks };
-        for (words, way) in [
+        for (words, remedy) in [
             ("could not open /dev/net/tun: Permission denied", "0666"),
             ("Could not open '/dev/net/tun': Permission denied", "0666"),
             ("could not configure /dev/net/tun (t0): Operation not permitted", "has to be there"),
         ] {
             let message = plan.advice(words, None);
-            assert!(message.contains(way) && !message.contains("--disk"), "{words}: {message}");
+            assert!(message.contains(remedy) && !message.contains("--disk"), "{words}: {message}");
             assert!(message.contains("tap user UID, and --user UID"), "{words}: {message}");
         }
     }

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn last_words_are_taken_once() {
+    fn last_words_are_read_once() {
         let directory = tempfile::tempdir().unwrap();
         assert_eq!(take(directory.path()), None);
         leave(directory.path(), &"ä".repeat(MOST_BYTES));

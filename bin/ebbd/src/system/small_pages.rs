@@ -147,7 +147,7 @@ pub fn mind(pager: &Pager, process: &Process, record: &Record) {
     }
     let minded = process.try_clone().and_then(|vmm| pager.folios().mind_large_folios(vmm));
     if let Err(error) = minded {
-        tracing::warn!("large folios of {} cannot be told from others: {error}", process.pid());
+        tracing::warn!("large folios of {} cannot be recognised: {error}", process.pid());
     }
 }
 

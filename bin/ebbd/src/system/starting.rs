@@ -105,7 +105,7 @@ fn load(directory: &Path) -> io::Result<Option<Mark>> {
 /// Ends the processes of a VM that is not on record, if its start was cut off; none: it was not.
 ///
 /// # Errors
-/// It cannot be told now whether its QEMU runs, or it does not end.
+/// It is not known now whether its QEMU runs, or it does not end.
 pub fn end(directory: &Path) -> io::Result<Option<Dead>> {
     let Some(mark) = load(directory)? else { return Ok(None) };
     // QEMU has this directory open from its first moment on.

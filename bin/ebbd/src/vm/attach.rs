@@ -80,7 +80,7 @@ fn describe(process: &Process, ram: &Ram, shared: &SharedDisks, record: &mut Rec
         // A VM that begins now had no memory to make large folios of.
         record.small_pages = record.started || small_pages::await_khugepaged().is_ok();
     }
-    record.totals.absent_at_hold_bytes = ram.bytes().saturating_sub(resident);
+    record.totals.absent_at_attach_bytes = ram.bytes().saturating_sub(resident);
     make_pager::own_digests(record).map_err(failed("random numbers"))
 }
 
@@ -100,7 +100,7 @@ fn make(
     record.userfaultfd = Some(number);
     let (pager, restored) = make_pager(process, number, ram, &disks.shared, record, directory)?;
     let pager = Arc::new(pager);
-    growth.hold(&pager, true).map_err(failed("the memory that it can grow by"))?;
+    growth.attach(&pager, true).map_err(failed("the memory that it can grow by"))?;
     save(record)?;
     Ok((pager, restored))
 }

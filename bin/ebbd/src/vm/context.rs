@@ -75,7 +75,7 @@ pub struct VmContext {
     pub guest: KnownGuest,
     /// The devices that reach the VM's memory by themselves.
     pub reaching: Reaching,
-    /// By what the VM can change its size, as QEMU told last.
+    /// The mechanisms that can change the VM's size, as QEMU last reported them.
     pub capabilities: Option<Capabilities>,
     /// While the store has no room: what is full, and what to do about it.
     pub no_room: Option<String>,
@@ -144,7 +144,7 @@ impl VmContext {
         Some(Marks::new(limit_bytes, self.record.low_bytes, self.record.high_bytes))
     }
 
-    /// Returns the memory that the VM began with, in bytes. Until QEMU has told what can be
+    /// Returns the memory that the VM began with, in bytes. Until QEMU has reported what can be
     /// plugged, that is all of its RAM.
     pub fn initial_bytes(&self) -> u64 {
         let all = self.pager.ram().bytes();

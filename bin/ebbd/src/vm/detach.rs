@@ -24,7 +24,7 @@ pub fn detach(cx: &mut VmContext) -> io::Result<()> {
     cx.pager.frames().unwatch_all()?;
     starting::unmark(cx.record.directory())?;
     close_on_record(cx)?;
-    remove_detached(&cx.process, &cx.record, cx.record.directory());
+    remove_detached(&cx.record, cx.record.directory());
     Ok(())
 }
 
@@ -59,12 +59,13 @@ pub fn is_closed(cx: &VmContext) -> bool {
     cx.record.leaving.is_none_or(|number| is_there(number).is_ok_and(|is_there| !is_there))
 }
 
-/// Removes what is kept of a VM whose userfaultfd is closed. Its fault thread must have ended.
-pub fn remove_detached(process: &Process, record: &Record, directory: &Path) {
+/// Removes what is kept of a VM whose userfaultfd is closed. Its fault thread must have ended. QEMU
+/// runs on in its control group: once that is empty, the next start of `ebbd` or of a VM removes it
+/// ([`cgroup::clear_left`]).
+pub fn remove_detached(record: &Record, directory: &Path) {
     if let Err(error) = origin::keep(record, directory) {
         tracing::warn!("where its console is: {error}");
     }
-    cgroup::remove_later(record, process.try_clone());
     // The VM is detached all the same; the message tells what is left behind.
     if let Err(error) = forget_all(record, directory) {
         tracing::error!("its files are not all removed: {error}");

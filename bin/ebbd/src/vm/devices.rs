@@ -52,7 +52,7 @@ pub struct Devices {
     failed: Option<String>,
     /// Where the VMM has the files of its RAM.
     unplugged: Unplugged,
-    /// Memory that was added after the VM was attached, as QEMU told last.
+    /// Memory that was added after the VM was attached, as QEMU last reported it.
     plugged: Vec<Added>,
 }
 
@@ -144,9 +144,9 @@ impl Devices {
         for device in after.iter().filter(|device| !before.contains(device)) {
             tracing::warn!("{} because of {device}", left(device));
         }
-        let is_gone =
+        let was_removed =
             |device: &&MemoryUser| !after.contains(device) && device.kind != DeviceKind::Unknown;
-        for device in before.iter().filter(is_gone) {
+        for device in before.iter().filter(was_removed) {
             tracing::info!("{} no longer restricts Ebb", device.name);
         }
     }
@@ -240,7 +240,7 @@ impl Devices {
     }
 
     /// Whether the guest must not go on yet, because a device would find zeros.
-    pub fn must_rest(&self, cx: &VmContext) -> bool {
+    pub fn must_stay_stopped(&self, cx: &VmContext) -> bool {
         // A VMM that does not tell may have such a device: while anything is evicted, only a full
         // answer lets the guest go on.
         let counters = &cx.pager.counters();
@@ -250,7 +250,7 @@ impl Devices {
     }
 
     /// Returns why the guest does not go on.
-    pub fn why_it_rests(&self) -> Option<String> {
+    pub fn why_stopped(&self) -> Option<String> {
         self.failed.clone()
     }
 
@@ -315,7 +315,7 @@ pub fn of_new(
     let end = reach::end_of_look();
     found.extend(reach::of_vmm(qmp, served_names, end).map_err(failed("its devices"))?);
     found.extend(reach::of_migration(qmp, end).map_err(failed("its migration"))?.shared);
-    takeover::may_be_held(process.pid(), &found).map_err(not_allowed)?;
+    takeover::may_be_managed(process.pid(), &found).map_err(not_allowed)?;
     Ok(found)
 }
 

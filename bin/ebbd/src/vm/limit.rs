@@ -5,32 +5,29 @@ mod demand;
 pub mod force;
 pub mod in_flight;
 pub mod share;
+mod step;
 mod store_failure;
 mod vmm;
 
-use std::cell::Cell;
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use ebb_api::LimitRequest;
-use ebb_inspect::{NOTES_MAX, may_hold_note};
 use ebb_pager::Evicted;
 use ebb_reclaim::limit::is_no_room;
-use ebb_reclaim::limit::judge::Sources;
 use ebb_reclaim::limit::limiter::Limiter;
 use ebb_reclaim::limit::marks::{Left, Marks, floor_bytes};
-use ebb_reclaim::limit::windows::Windows;
 use ebb_units::Gfn;
 use ebb_vm::pinning::pinning;
 
 use self::conditions::may_limit;
 use self::demand::{Demand, Refills};
 use self::in_flight::may_tell_in_flight;
+use self::step::evict_step;
 use self::store_failure::{Attempt, StoreFailure, explain_saving, explain_to};
-use self::vmm::Forgetful;
 use super::context::VmContext;
-use super::context::liveness::{End, Liveness};
+use super::context::liveness::End;
 use crate::model::api_error::{Answer, failed};
 use crate::support::open_files::OpenFiles;
 
@@ -61,7 +58,7 @@ pub struct Limit {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
     /// Nothing is evicted in this turn.
-    Rest,
+    Wait,
     /// Steps are made, by these marks.
     Go(Marks),
 }
@@ -89,7 +86,7 @@ impl Limit {
     pub fn apply(&mut self, cx: &mut VmContext) {
         (self.stuck, self.failure) = (None, None);
         cx.no_room = None;
-        self.limiter.iter_mut().for_each(Limiter::rest);
+        self.limiter.iter_mut().for_each(Limiter::end_search);
         cx.pager.residency().limit_store_memory(compressed_bytes(cx));
         cx.pager.room().halt_above(u64::MAX);
         if cx.marks().is_none() {
@@ -115,12 +112,12 @@ impl Limit {
         cx.mailbox.look_at_pressure();
         let Some(marks) = cx.marks() else {
             self.limiter = None;
-            return Turn::Rest;
+            return Turn::Wait;
         };
         if let Err(why) = self.make_limiter(cx) {
             self.stuck = Some(why.to_string());
             cx.pager.room().set_marks(u64::MAX, u64::MAX);
-            return Turn::Rest;
+            return Turn::Wait;
         }
         let may = cx.note_disks().and_then(|()| may_evict(cx));
         if let Err(why) = may.and_then(|()| may_tell_in_flight(cx, open).map(drop)) {
@@ -129,11 +126,11 @@ impl Limit {
             self.note_failure(cx, None);
             cx.pager.room().halt_above(u64::MAX);
             cx.pager.room().set_marks(u64::MAX, u64::MAX);
-            return Turn::Rest;
+            return Turn::Wait;
         }
-        if self.failure.as_ref().is_some_and(StoreFailure::rests) {
+        if self.failure.as_ref().is_some_and(StoreFailure::is_paused) {
             halt(cx, marks);
-            return Turn::Rest;
+            return Turn::Wait;
         }
         Turn::Go(marks)
     }
@@ -178,7 +175,7 @@ impl Limit {
         let Some(limiter) = &mut self.limiter else { return Ok(Left::Nothing) };
         if cx.pager.residency().taken_bytes()? <= marks.low_bytes {
             self.stuck = None;
-            limiter.rest();
+            limiter.end_search();
             if !limiter.is_sweep_due(&cx.pager) {
                 return Ok(Left::Nothing);
             }
@@ -221,7 +218,7 @@ impl Limit {
     /// Makes room in the compressed memory of a VM without a limit, whose memory was evicted by
     /// force or under an earlier limit.
     pub fn write_back_unlimited(&mut self, cx: &mut VmContext) {
-        if self.limiter.is_none() && !self.failure.as_ref().is_some_and(StoreFailure::rests) {
+        if self.limiter.is_none() && !self.failure.as_ref().is_some_and(StoreFailure::is_paused) {
             let result = write_back(cx, Instant::now() + TURN);
             self.note(cx, result.map(|()| Left::Nothing));
         }
@@ -270,11 +267,11 @@ impl Limit {
     }
 
     /// Returns why the limit is not kept, or why the guest waits for evicted content.
-    /// `why_it_rests`: why the guest is stopped because of devices.
-    pub fn what_is_stuck(&self, cx: &VmContext, why_it_rests: Option<String>) -> Option<String> {
+    /// `why_stopped`: why the guest is stopped because of devices.
+    pub fn why_not_kept(&self, cx: &VmContext, why_stopped: Option<String>) -> Option<String> {
         let reading = cx.pager.faults().failure();
         { reading.map(|error| explain_to(cx, Attempt::Load, &error)) }
-            .or(why_it_rests)
+            .or(why_stopped)
             .or_else(|| self.failure.as_ref().map(|failure| failure.why().into()))
             .or_else(|| self.stuck.clone())
             // It is being tried again: until the limit is kept, nobody can say that the failure is
@@ -331,39 +328,6 @@ impl Limit {
     pub fn note_mapped(&mut self, cx: &VmContext) -> io::Result<()> {
         self.limiter.as_mut().map_or(Ok(()), |limiter| limiter.note_mapped(&cx.pager))
     }
-}
-
-/// Makes one step of the limiter, while the guest runs.
-fn evict_step(
-    limiter: &mut Limiter,
-    cx: &mut VmContext,
-    marks: Marks,
-    (heat, end): (HeatOf<'_>, Instant),
-    ended: &mut Option<End>,
-) -> io::Result<Left> {
-    let VmContext { qmp, guest, reaching, pager, process, forgetting, disks, .. } = cx;
-    let liveness = std::cell::RefCell::new(Liveness::new(qmp, guest, reaching, pager));
-    let still_runs = || liveness.borrow_mut().runs_at_once();
-    let pins = pinning(process)?.is_some();
-    let known = guest.guest().ok().map(|guest| (guest, &still_runs as &dyn Fn() -> bool));
-    let of = Sources { process, guest: known, pins };
-    // An unknown kernel can only be known by its note, so frames that may hold one stay resident.
-    // Anybody can write a note, so no more of them stay than the search looks at.
-    let (view, notes) = (pager.view(), Cell::new(0));
-    let is_note = |gfn| {
-        let found = known.is_none() && notes.get() < NOTES_MAX && may_hold_note(&view, gfn);
-        notes.set(notes.get() + usize::from(found));
-        found
-    };
-    let stays = |gfn| pins && known.is_none_or(|(guest, _)| !guest.looks_settled(&view, gfn));
-    let spare = |gfn: Gfn| guest.needs(gfn) || is_note(gfn) || stays(gfn);
-    let has_disk = disks.shared.tracked_blocks() > 0;
-    let (pagemap, vmm) = (limiter.pagemap(), Forgetful(process, forgetting));
-    let mut windows = Windows::new(of, (&**pager, &vmm), &pagemap, &spare, heat, has_disk);
-    let left = limiter.step(&mut windows, marks, end);
-    drop(windows);
-    *ended = liveness.borrow().ended();
-    left
 }
 
 /// Has faults wait a little above the high mark of the limit on record. A recovered VM grows until

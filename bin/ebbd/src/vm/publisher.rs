@@ -18,7 +18,7 @@ pub struct Latest {
 }
 
 /// Where others read the publication; `None` before the first.
-pub type Seen = watch::Receiver<Option<Arc<Latest>>>;
+pub type LatestFigures = watch::Receiver<Option<Arc<Latest>>>;
 
 /// The worker's end of the channel.
 pub struct Publisher {
@@ -28,9 +28,9 @@ pub struct Publisher {
 
 impl Publisher {
     /// Makes both ends, with nothing published yet.
-    pub fn new() -> (Publisher, Seen) {
-        let (to, seen) = watch::channel(None);
-        (Publisher { to, count: 0 }, seen)
+    pub fn new() -> (Publisher, LatestFigures) {
+        let (to, latest) = watch::channel(None);
+        (Publisher { to, count: 0 }, latest)
     }
 
     /// Publishes these figures.

@@ -73,7 +73,7 @@ fn end_leaving(process: &Process, number: i32, record: &Record, directory: &Path
     });
     match closed {
         Ok(()) => {
-            remove_detached(process, record, directory);
+            remove_detached(record, directory);
             NotRecovered::Over
         }
         Err(error) => NotRecovered::Failed(io::Error::other(format!("{LEAVING}: {error}"))),
@@ -121,7 +121,7 @@ fn recover_process(
         let growth = Growth::start(&record.growth, directory, Some(&pager));
         io::Result::Ok((disks.map_err(io::Error::other)?, growth.map_err(io::Error::other)?))
     })??;
-    growth.hold(&pager, false)?;
+    growth.attach(&pager, false)?;
     make_pager::forget_with(&pager, shared, &growth);
     let qmp = None;
     Ok(VmContext::new(ContextParts {
@@ -160,23 +160,24 @@ fn recovered_pager(
 ) -> io::Result<Made> {
     let path = ledger_path(directory);
     let mut ledger = Ledger::open(&path, ram.end()).map_err(io::Error::other)?;
-    let mut held = Vec::new();
-    ledger.recover(|frames, content| held.push((frames, content)));
+    let mut locked = Vec::new();
+    ledger.recover(|frames, content| locked.push((frames, content)));
     let (pager, restored) = make_pager::pager(ram, ledger, uffd, shared, record, directory)?;
     // First: memory that QEMU has unplugged has no place that could be looked at.
     unplugged::release(&pager)?;
-    held.iter()
-        .try_for_each(|(frames, content)| pager.residency().settle_held(*frames, *content))?;
+    locked
+        .iter()
+        .try_for_each(|(frames, content)| pager.residency().settle_locked(*frames, *content))?;
     pager.returner().settle()?;
     // A frame whose word was locked and that is still resident may be protected for a block that
     // was never committed.
-    for (frames, _) in held.iter().filter(|(_, content)| *content == Content::Resident) {
+    for (frames, _) in locked.iter().filter(|(_, content)| *content == Content::Resident) {
         unprotect_in_ram(&pager, *frames);
     }
     match record.mode {
         Mode::Release => pager.returner().end_watches()?,
         Mode::Strict => {
-            held.iter().try_for_each(|(frames, _)| pager.returner().settle_watch(frames.start))?
+            locked.iter().try_for_each(|(frames, _)| pager.returner().settle_watch(frames.start))?
         }
     }
     Ok((pager, restored))
@@ -200,6 +201,6 @@ fn remake(process: &Process) -> io::Result<i32> {
 fn userfaultfd(process: &Process, number: i32) -> io::Result<OwnedFd> {
     match has_userfaultfd(process, number)? {
         true => process.descriptor(number),
-        false => Err(io::Error::other("the userfaultfd in the VMM is gone")),
+        false => Err(io::Error::other("the VMM no longer has the userfaultfd")),
     }
 }

@@ -43,7 +43,7 @@ pub struct Resize {
     stepped: Option<Instant>,
     progress: Option<Progress>,
     balloon: BalloonControl,
-    /// What the shared allocator was not told yet, even if a later request failed.
+    /// What the shared allocator has not been asked for yet, even if a later request failed.
     goal: SharedGoal,
 }
 
@@ -189,7 +189,7 @@ impl Resize {
         })
     }
 
-    /// Returns what the shared allocator was not told yet, and counts it as told.
+    /// Returns what the shared allocator has not been asked for yet, and counts it as asked for.
     pub fn take_goal(&mut self) -> SharedGoal {
         std::mem::take(&mut self.goal)
     }
@@ -230,8 +230,8 @@ impl Resize {
         let figures = figures(cx, self.progress.as_ref());
         let Some(progress) = &mut self.progress else { return Ok(()) };
         progress.note_size(parts.size_of(&target), target.bytes, now_s());
-        if pressed && parts.ballooned_bytes() > 0 && progress.rests_for().is_none() {
-            progress.rest();
+        if pressed && parts.ballooned_bytes() > 0 && progress.pause_left().is_none() {
+            progress.pause();
             self.balloon.count_release();
         }
         let bytes = match figures {
@@ -245,12 +245,12 @@ impl Resize {
             }
         };
         let bytes = if progress.mechanism == Mechanism::HyperAlloc { target.bytes } else { bytes };
-        let rests = progress.rests_for().is_some();
+        let is_paused = progress.pause_left().is_some();
         let mut plan = plan(&parts, &SizeTarget { bytes, ..target }).map_err(not_allowed)?;
-        if rests {
+        if is_paused {
             plan.ballooned_bytes = 0;
         }
-        if pressed || rests {
+        if pressed || is_paused {
             let devices = plan.requested_bytes.iter_mut().zip(&parts.devices);
             devices.for_each(|(bytes, device)| *bytes = (*bytes).max(device.plugged_bytes));
         }

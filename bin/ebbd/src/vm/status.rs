@@ -47,7 +47,7 @@ pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
     let (record, pager) = (&*cx.record, &cx.pager);
     let (all_bytes, memory_bytes) = (pager.ram().bytes(), cx.memory_bytes());
     let resident_bytes = pager.ram().resident_bytes().map_err(failed("the VM's RAM"))?;
-    // Includes memory that is not plugged, as `absent_at_hold_bytes` does.
+    // Includes memory that is not plugged, as `absent_at_attach_bytes` does.
     let absent_bytes = all_bytes.saturating_sub(resident_bytes);
     let (totals, record_directory) = (record.totals, cx.record.directory());
     let read = |counter: &AtomicU64| counter.load(Relaxed);
@@ -58,7 +58,7 @@ pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
         ),
         Mode::Release => (
             memory_bytes.saturating_sub(resident_bytes),
-            (totals.reclaimed_bytes + totals.absent_at_hold_bytes).saturating_sub(absent_bytes),
+            (totals.reclaimed_bytes + totals.absent_at_attach_bytes).saturating_sub(absent_bytes),
         ),
     };
     let shared_size = reclaim.hyperalloc.shared_size();
@@ -147,7 +147,7 @@ pub fn limit(knowing: &Knowing<'_>) -> LimitStatus {
         all_swap_files_bytes: swap_room::taken_bytes(),
         waits: cx.waits(),
         waiting_touches: cx.pager.room().waiting_touches(),
-        stuck: limit.what_is_stuck(cx, devices.why_it_rests()),
+        stuck: limit.why_not_kept(cx, devices.why_stopped()),
     }
 }
 
@@ -285,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_vm_that_the_host_has_no_memory_for_is_told() {
+    fn a_vm_that_the_host_has_no_memory_for_is_reported() {
         let message = too_large(100 << 30, 23 << 30).unwrap();
         assert!(message.contains("100 GiB") && message.contains("23 GiB"), "{message}");
         assert!(message.contains("ebb limit") && !message.contains('\n'), "{message}");
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_on_a_disk_is_told() {
+    fn a_key_on_a_disk_is_reported() {
         let message = key_on_disk(Path::new("/proc")).unwrap();
         assert!(message.contains("/proc") && message.contains("EBB_RUN_DIR"), "{message}");
         assert_eq!(key_on_disk(Path::new("/dev/shm")), None);

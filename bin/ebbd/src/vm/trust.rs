@@ -34,7 +34,7 @@ impl Trust {
     /// Whether the kernel on record runs no more. kexec tells nobody; a reset while no process
     /// managed the VM does not either.
     pub fn has_lost_its_kernel(&self, cx: &VmContext) -> bool {
-        // A process that has only just recovered the VM knows nothing but what it is told.
+        // A process that has only just recovered the VM knows only what is on record.
         let may_know = cx.guest.witness().is_some() || cx.guest.is_answered();
         let runs = cx.guest.guest().ok().map(|guest| guest.note().digest());
         may_know && cx.record.kernel.is_some_and(|before| runs != Some(before))

@@ -7,6 +7,7 @@ mod routes;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
@@ -37,6 +38,9 @@ const TICK: Duration = Duration::from_millis(200);
 /// Longest time between two publications of the figures, unless the worker is busy.
 const PUBLISH_EVERY: Duration = Duration::from_secs(1);
 
+/// Counts what a worker does: commands and ticks that it begins, and the batches of long work.
+pub type Progress = Box<dyn Fn() -> u64 + Send + Sync>;
+
 /// A VM whose faults are served, and whose worker can begin.
 pub struct Ready {
     cx: VmContext,
@@ -65,6 +69,12 @@ impl Ready {
     /// Returns where commands go.
     pub fn commands(&self) -> Sender<Command> {
         self.cx.mailbox.sender()
+    }
+
+    /// Returns a count of what the worker does. It stands still only while the worker does.
+    pub fn progress(&self) -> Progress {
+        let (mailbox, pager) = (self.cx.mailbox.clone(), Arc::clone(&self.cx.pager));
+        Box::new(move || mailbox.begun() + pager.counters().worker_batches.load(Relaxed))
     }
 
     /// Runs the worker until the VM is not managed any more.
@@ -197,6 +207,7 @@ impl Worker {
     /// Does what is due, in this order: memory that QEMU unplugged, devices, record, guest, size,
     /// limit, heat, free memory.
     fn tick(&mut self) -> Next {
+        self.cx.mailbox.note_begin();
         if self.cx.service.is_none() {
             self.cx.serve_again();
         }
@@ -209,7 +220,7 @@ impl Worker {
         failpoint::reached("tick", self.cx.name());
         failpoint::may_spin(self.cx.name());
         self.cx.record.save_again();
-        self.cx.pager.evictor().rest();
+        self.cx.pager.evictor().free_idle();
         // QEMU itself may be the next to wait for room.
         if !self.cx.waits() {
             self.begin();
@@ -218,7 +229,7 @@ impl Worker {
         self.notice_reset();
         self.reclaim.judge_restored(&self.cx);
         if self.cx.waits() {
-            self.hold_limit(open);
+            self.keep_limit(open);
             return Next::Go;
         }
         // Trims before evicting: content that comes back to memory need not be evicted again.
@@ -230,7 +241,7 @@ impl Worker {
         }
         self.keep_shared_size();
         self.keep_size();
-        self.hold_limit(open);
+        self.keep_limit(open);
         self.limit.write_back_unlimited(&mut self.cx);
         self.keep_heat();
         self.tiering.keep_placing(&self.cx, self.limit.evicted());
@@ -247,13 +258,13 @@ impl Worker {
             return Next::Go;
         }
         self.cx.service = None;
-        detach::remove_detached(&self.cx.process, &self.cx.record, self.cx.record.directory());
+        detach::remove_detached(&self.cx.record, self.cx.record.directory());
         Next::End(Outcome::Ended(None))
     }
 
     /// Handles a VMM that is said to have ended, or whose faults cannot be read.
     fn faults_ended(&mut self, why: io::Result<()>) -> Next {
-        let ended = Life::of_held(&self.cx.process);
+        let ended = Life::of_handle(&self.cx.process);
         let Ok(Some(dead)) = ended else {
             match (why, ended) {
                 // Its memory is freed already: the process will end soon.

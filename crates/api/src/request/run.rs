@@ -256,8 +256,8 @@ mod tests {
         assert!(refused(RunRequest { cpus: 0, ..run() }).contains("give 1 to 255"));
         assert!(refused(RunRequest { cpus: 256, ..run() }).contains("give 1 to 255"));
         for order in [MIN_ORDER_LEAST - 1, ORDER_MAX + 1] {
-            let told = refused(RunRequest { min_order: Some(order), ..run() });
-            assert!(told.contains("give 6 to 10"), "{told}");
+            let message = refused(RunRequest { min_order: Some(order), ..run() });
+            assert!(message.contains("give 6 to 10"), "{message}");
         }
     }
 

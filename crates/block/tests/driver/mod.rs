@@ -38,7 +38,7 @@ pub type Piece = (u64, u32);
 pub struct Gate {
     pub closed_from: Mutex<Option<u64>>,
     /// An address whose frame is not available now, and how many more tries for it fail.
-    pub away: Mutex<Option<(u64, u32)>>,
+    pub unavailable: Mutex<Option<(u64, u32)>>,
     pinned_bytes: AtomicI64,
 }
 
@@ -50,9 +50,9 @@ impl Gate {
 }
 
 impl Gate {
-    fn is_away(&self, segments: &[Segment]) -> bool {
-        let mut away = self.away.lock().unwrap();
-        let Some((gpa, left)) = &mut *away else { return false };
+    fn is_unavailable(&self, segments: &[Segment]) -> bool {
+        let mut unavailable = self.unavailable.lock().unwrap();
+        let Some((gpa, left)) = &mut *unavailable else { return false };
         let holds = |s: &Segment| (s.gpa.0..s.gpa.0 + u64::from(s.bytes)).contains(gpa);
         let asked = *left > 0 && segments.iter().any(holds);
         *left -= u32::from(asked);
@@ -66,7 +66,7 @@ impl Dma for Gate {
         let end = |segment: &&Segment| segment.gpa.0 + u64::from(segment.bytes) > from;
         match segments.iter().find(end) {
             Some(segment) => Err(DmaFault::Forbidden(segment.gpa)),
-            None if self.is_away(segments) => Err(DmaFault::NotNow(segments[0].gpa)),
+            None if self.is_unavailable(segments) => Err(DmaFault::NotNow(segments[0].gpa)),
             None => {
                 self.count(segments, 1);
                 Ok(())
@@ -82,7 +82,7 @@ impl Dma for Gate {
 /// A block, a frame, the direction and the content.
 pub type Moved = (u64, Gfn, Direction, Box<Block>);
 
-/// Records what it is told.
+/// Records each call.
 #[derive(Default)]
 pub struct Watcher {
     pub overwritten: Mutex<Vec<Range<u64>>>,

@@ -31,7 +31,7 @@ enum Reclaimed {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Start {
     Free,
-    Held,
+    Taken,
     Soft,
     Hard,
     /// Free, and a slot has claims on its frames.
@@ -101,7 +101,7 @@ impl Shared {
                     zone.get_at(0, 9).unwrap_err();
                 }
             }
-            Start::Held => zone.get_at(WHOLE_FRAME, 9).unwrap(),
+            Start::Taken => zone.get_at(WHOLE_FRAME, 9).unwrap(),
             Start::Soft => self.soft_reclaim(),
             Start::Hard => self.hard_reclaim(),
             Start::Claimed => {
@@ -206,7 +206,7 @@ impl Shared {
             owned[frame as usize..][..1 << order].iter_mut().for_each(|owned| *owned += by);
         };
         HELD.iter().for_each(|&(frame, order)| count(frame, order, 1));
-        if start == Start::Held {
+        if start == Start::Taken {
             count(WHOLE_FRAME, 9, 1);
         }
         for done in done {

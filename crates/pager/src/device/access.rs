@@ -109,7 +109,7 @@ impl DeviceAccess {
         if !self.frames.ram().is_hole(frame)? {
             return Ok(Served::Done);
         }
-        let Some(held) = self.frames.hold_word_of(gfn) else { return Ok(Served::Busy) };
+        let Some(held) = self.frames.lock_word_of(gfn) else { return Ok(Served::Busy) };
         let words = held.frames();
         if held.contents().any(|(_, content)| content != Content::Resident) {
             self.frames.after(held.abandon(), words);

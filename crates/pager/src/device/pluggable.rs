@@ -80,7 +80,7 @@ impl Pluggable {
             let huge = part.start.huge();
             self.end_watches_in(part)?;
             again(|| {
-                let Some(held) = self.residency.hold_huge(huge) else { return Ok(Served::Busy) };
+                let Some(held) = self.residency.lock_huge(huge) else { return Ok(Served::Busy) };
                 if held.contents().all(|content| content == Content::Unplugged) {
                     held.abandon();
                     return Ok(Served::Done);
@@ -121,14 +121,14 @@ impl Pluggable {
     }
 
     fn plug_huge(&self, huge: HugeFrame) -> io::Result<Served> {
-        let Some(held) = self.residency.hold_huge(huge) else { return Ok(Served::Busy) };
-        held.plug(self.resting_content());
+        let Some(held) = self.residency.lock_huge(huge) else { return Ok(Served::Busy) };
+        held.plug(self.plugged_content());
         Ok(Served::Done)
     }
 
     /// What plugged memory is before its first touch. A hole that is resident on record reads as
     /// zeros. Where devices cannot wait, the memory must be mapped for them when it comes.
-    fn resting_content(&self) -> Content {
+    fn plugged_content(&self) -> Content {
         if self.frames.devices().any() { EMPTY } else { Content::Resident }
     }
 }

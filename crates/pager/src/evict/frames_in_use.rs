@@ -6,6 +6,7 @@ use crate::evict::eviction::Eviction;
 use crate::folios::Grain;
 use crate::frames::errors::is_unmapped;
 use crate::residency::judge::Judge;
+use crate::support::counters::add;
 use ebb_ledger::{Content, SplitError};
 use ebb_store::StoreError;
 use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn};
@@ -32,7 +33,7 @@ impl Evictor {
         let mut eviction = Eviction::new(self, judge);
         let (mut batch, mut count) = (Vec::new(), 0);
         for frames in frames.chunk_by(|a, b| a.huge() == b.huge()) {
-            match self.hold(frames) {
+            match self.lock_and_protect(frames) {
                 Ok(piece) => {
                     count += piece.as_ref().map_or(0, Vec::len);
                     batch.extend(piece);
@@ -58,6 +59,7 @@ impl Evictor {
         judge: &dyn Judge,
         eviction: &mut Eviction<'_>,
     ) -> io::Result<()> {
+        add(&self.frames.counters().worker_batches, 1);
         let frames: Vec<Gfn> = batch.iter().flatten().map(|held| held.gfn).collect();
         let mut settled = judge.settled(&frames).into_iter();
         let (mut result, mut small) = (Ok(()), Vec::new());
@@ -90,7 +92,7 @@ impl Evictor {
 
     /// Locks and protects frames of one huge frame: those that are resident. Of frames that are not
     /// evicted one by one: all or none.
-    fn hold(&self, frames: &[Gfn]) -> io::Result<Option<Piece<'_>>> {
+    fn lock_and_protect(&self, frames: &[Gfn]) -> io::Result<Option<Piece<'_>>> {
         let Some(huge) = frames.first().map(|gfn| gfn.huge()) else { return Ok(None) };
         match self.frames.split(huge) {
             Ok(()) => {}

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ebb_store::PageBuffer;
 
 /// Time without use after which buffers give their memory back.
-const REST: Duration = Duration::from_secs(1);
+const IDLE_AFTER: Duration = Duration::from_secs(1);
 
 /// Pages of frames under eviction, and those of them that are saved.
 #[derive(Default)]
@@ -34,9 +34,9 @@ impl Spare {
         *self.kept() = Some((buffers, Instant::now()));
     }
 
-    /// Frees buffers that were not used for [`REST`].
-    pub(crate) fn rest(&self) {
-        let old = self.kept().take_if(|(_, used)| used.elapsed() >= REST);
+    /// Frees buffers that were not used for [`IDLE_AFTER`].
+    pub(crate) fn free_idle(&self) {
+        let old = self.kept().take_if(|(_, used)| used.elapsed() >= IDLE_AFTER);
         mem::drop(old);
     }
 
@@ -55,12 +55,12 @@ mod tests {
         let mut buffers = spare.take();
         buffers.held.at_least(3)[2].fill(7);
         spare.put(buffers);
-        spare.rest();
+        spare.free_idle();
         let buffers = spare.take();
         assert_eq!(buffers.held.pages().len(), 3);
         assert!(spare.take().held.pages().is_empty(), "of another call");
-        *spare.kept() = Instant::now().checked_sub(REST).map(|used| (buffers, used));
-        spare.rest();
+        *spare.kept() = Instant::now().checked_sub(IDLE_AFTER).map(|used| (buffers, used));
+        spare.free_idle();
         assert!(spare.take().held.pages().is_empty());
     }
 }

@@ -28,7 +28,7 @@ impl Hand {
     }
 
     /// Gives the buffer's memory back; the next fault takes it again.
-    pub(crate) fn rest(&mut self) {
+    pub(crate) fn free_idle(&mut self) {
         self.pages.iter_mut().for_each(PageBuffer::clear);
     }
 }

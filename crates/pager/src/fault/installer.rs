@@ -95,7 +95,7 @@ impl Installer {
 
     /// Gives a huge frame that reads as zero its memory, if all of it is still `content`.
     pub(crate) fn install_huge(&self, gfn: Gfn, content: Content) -> io::Result<Served> {
-        let Some(held) = self.frames.hold_words(FrameRange::huge(gfn.huge())) else {
+        let Some(held) = self.frames.lock_words(FrameRange::huge(gfn.huge())) else {
             return Ok(Served::Busy);
         };
         let frames = self.frames.part_in_ram(gfn);
@@ -172,7 +172,7 @@ impl Installer {
         first: impl FnOnce(),
     ) -> io::Result<Served> {
         let frame = FrameRange::new(gfn, 1);
-        let Some(held) = self.frames.hold_word_of(gfn) else { return Ok(Served::Busy) };
+        let Some(held) = self.frames.lock_word_of(gfn) else { return Ok(Served::Busy) };
         let words = held.frames();
         let served = match held.contents().all(|(_, now)| now == content) {
             true => {

@@ -11,7 +11,7 @@ use std::ops::RangeInclusive;
 /// Most pages to read at once.
 const MAX: usize = 512;
 const START_MAX: usize = 8;
-/// Number of readers that are told apart.
+/// Number of readers that are distinguished.
 const STREAMS: usize = 16;
 
 /// Of reads that begin somewhere new, one in so many brings its page alone.
@@ -106,7 +106,7 @@ impl ReadAhead {
 }
 
 /// Whether it pays to bring the pages around a page. Nobody can tell which of the pages that came
-/// are used. Of pages that did not come it can be told: they are asked for.
+/// are used. For pages that did not come, it is known: they are asked for.
 struct Around {
     /// Groups of pages of which one came alone; the entry at `oldest` is the next to be forgotten.
     alone: [u64; ALONE],
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_of_use_is_told_once() {
+    fn pages_that_were_used_are_reported_once() {
         let mut ahead = ReadAhead::default();
         assert_eq!(ahead.window(5), Window { pages: 8, before: 0, hits: 0 });
         ahead.read(5, 13, 7);

@@ -189,7 +189,7 @@ impl Refiller {
             let wanted = behind(reading.base, page as i64);
             let owner = match wanted {
                 Content::Saved { slot } => self.residency.owners().get(slot),
-                Content::OnDisk { block } => self.residency.resting().first_on(block),
+                Content::OnDisk { block } => self.residency.disk_backed().first_on(block),
                 _ => return,
             };
             // Memory that the VMM has unplugged has no place to be filled
@@ -233,7 +233,7 @@ impl Refiller {
             let is_next = a.gfn.0 + 1 == b.gfn.0 && a.page + 1 == b.page;
             is_next && region(a) == region(b)
         };
-        let mut away = Vec::new();
+        let mut failed = Vec::new();
         for run in part.chunk_by(follows) {
             let frames = FrameRange::new(run[0].gfn, run.len() as u64);
             let at = run[0].page - first;
@@ -241,11 +241,11 @@ impl Refiller {
             match self.frames.copy_run(frames, bytes) {
                 // Devices come before the guest, which may hand the frame to one at once.
                 Ok(()) => self.frames.devices().map(frames),
-                Err(_) => away.push(run[0].page..run[0].page + run.len()),
+                Err(_) => failed.push(run[0].page..run[0].page + run.len()),
             }
         }
         let (lost, kept): (Vec<_>, Vec<_>) =
-            part.drain(..).partition(|back| away.iter().any(|run| run.contains(&back.page)));
+            part.drain(..).partition(|back| failed.iter().any(|run| run.contains(&back.page)));
         *part = kept;
         self.leave_evicted(lost);
     }

@@ -165,7 +165,7 @@ impl FaultServer {
     /// the one that ends.
     fn let_through(&self, gfn: Gfn) -> io::Result<Served> {
         let frame = FrameRange::new(gfn, 1);
-        let Some(held) = self.frames.hold_word_of(gfn) else { return Ok(Served::Busy) };
+        let Some(held) = self.frames.lock_word_of(gfn) else { return Ok(Served::Busy) };
         let words = held.frames();
         let watched = held.contents().any(|(_, content)| matches!(content, Content::Watch { .. }));
         let done =

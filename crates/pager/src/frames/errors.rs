@@ -10,6 +10,6 @@ pub(crate) fn is_unmapped(error: &io::Error) -> bool {
 }
 
 /// Whether the VMM has ended: ESRCH from the userfaultfd.
-pub(crate) fn is_gone(error: &io::Error) -> bool {
+pub(crate) fn is_vmm_ended(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
 }

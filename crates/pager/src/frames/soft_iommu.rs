@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_took_stays_lost_until_it_is_mapped_again() {
+    fn what_others_punched_stays_lost_until_it_is_mapped_again() {
         let iommu = iommu();
         ebb_vm::Puncher::new(Arc::clone(&iommu.ram)).punch(run(7, 2)).unwrap();
         iommu.lost(run(0, 512));
@@ -209,9 +209,9 @@ mod tests {
     /// A thread that unmaps and a device use the same frames: the device never has a frame that is
     /// unmapped.
     #[test]
-    fn a_device_and_who_empties_never_have_a_frame_together() {
+    fn a_device_and_an_eviction_never_have_a_frame_at_once() {
         let iommu = iommu();
-        let emptied: Vec<AtomicU64> = (0..4).map(|_| AtomicU64::new(0)).collect();
+        let unmapped: Vec<AtomicU64> = (0..4).map(|_| AtomicU64::new(0)).collect();
         let (mut used, mut taken) = (0, 0);
         std::thread::scope(|scope| {
             let device = scope.spawn(|| {
@@ -219,7 +219,7 @@ mod tests {
                 for turn in 0..200_000u64 {
                     let gfn = turn % 4;
                     if iommu.pin(run(gfn, 1)).is_ok() {
-                        assert_eq!(emptied[gfn as usize].load(Relaxed), 0);
+                        assert_eq!(unmapped[gfn as usize].load(Relaxed), 0);
                         iommu.unpin(run(gfn, 1));
                         used += 1;
                     }
@@ -229,9 +229,9 @@ mod tests {
             for turn in 0..200_000u64 {
                 let gfn = turn % 4;
                 if iommu.unmap(run(gfn, 1)) {
-                    emptied[gfn as usize].store(1, Relaxed);
+                    unmapped[gfn as usize].store(1, Relaxed);
                     std::hint::spin_loop();
-                    emptied[gfn as usize].store(0, Relaxed);
+                    unmapped[gfn as usize].store(0, Relaxed);
                     iommu.map(run(gfn, 1));
                     taken += 1;
                 }

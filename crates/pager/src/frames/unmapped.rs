@@ -24,8 +24,8 @@ impl Frames {
         let regions: Vec<Region> = self.ram.regions().copied().collect();
         let all: Vec<HvaRange> = regions.iter().map(Region::hva_range).collect();
         let mapped = self.of_ram(&all)?;
-        let is_away = |region: &&Region| !mapped.contains(&region.hva_range());
-        Ok(regions.iter().filter(is_away).map(Region::frames).collect())
+        let is_unmapped = |region: &&Region| !mapped.contains(&region.hva_range());
+        Ok(regions.iter().filter(is_unmapped).map(Region::frames).collect())
     }
 
     /// Marks files that the VMM may have mapped again without telling anybody. Replaces the earlier

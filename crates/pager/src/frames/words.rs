@@ -58,17 +58,17 @@ pub(crate) fn again_for(
 
 impl Frames {
     /// Locks the word that stands for a frame: its own, or that of its huge frame.
-    pub(crate) fn hold_word_of(&self, gfn: Gfn) -> Option<Locked<'_>> {
+    pub(crate) fn lock_word_of(&self, gfn: Gfn) -> Option<Locked<'_>> {
         let words = match self.ledger.is_split(gfn.huge()) {
             true => FrameRange::new(gfn, 1),
             false => FrameRange::huge(gfn.huge()),
         };
-        self.hold_words(words)
+        self.lock_words(words)
     }
 
     /// Locks all of these words, or none: then touches that were marked meanwhile are woken, and
     /// fault again.
-    pub(crate) fn hold_words(&self, words: FrameRange) -> Option<Locked<'_>> {
+    pub(crate) fn lock_words(&self, words: FrameRange) -> Option<Locked<'_>> {
         let held = self.ledger.lock(words);
         held.inspect_err(|busy| self.after(busy.wanted, words)).ok()
     }

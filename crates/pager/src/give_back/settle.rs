@@ -46,7 +46,7 @@ impl Returner {
                 Content::Watch { .. } | Content::Unplugged => false,
                 Content::Clean { .. } => true,
                 // The file does not tell its holes. Locked frames were dealt with before
-                // (`Residency::settle_held`).
+                // (`Residency::settle_locked`).
                 Content::Empty { .. } if !self.frames.ram().knows_holes(frames) => false,
                 _ => !self.frames.ram().is_hole(frames)?,
             };

@@ -20,7 +20,7 @@ const WORDS: usize = FRAME_BYTES as usize / 8;
 
 /// A metadata frame to which nobody in the guest can write until this is dropped.
 #[must_use]
-pub struct HeldMetadata<'p> {
+pub struct LockedMetadata<'p> {
     frames: &'p Frames,
     frame: FrameRange,
     word: Option<LockedFrame<'p>>,
@@ -28,7 +28,7 @@ pub struct HeldMetadata<'p> {
     is_ours: bool,
 }
 
-impl HeldMetadata<'_> {
+impl LockedMetadata<'_> {
     /// Runs `work` with the words of a frame as they are now, and with the words in place, while
     /// the frame is locked: it is neither punched nor moved meanwhile. `false`: it is not resident
     /// now, or a request of a disk uses it.
@@ -57,7 +57,7 @@ impl HeldMetadata<'_> {
     }
 }
 
-impl Drop for HeldMetadata<'_> {
+impl Drop for LockedMetadata<'_> {
     /// Lets the guest go on, and wakes writers that wait for the metadata.
     fn drop(&mut self) {
         if self.is_ours {
@@ -84,7 +84,7 @@ impl GuestTables {
     ///
     /// # Errors
     /// As ioctl_userfaultfd(2): `ENOENT` where writes to it are not watched.
-    pub fn hold_metadata(&self, metadata: Gfn) -> io::Result<Option<HeldMetadata<'_>>> {
+    pub fn lock_metadata(&self, metadata: Gfn) -> io::Result<Option<LockedMetadata<'_>>> {
         let frame = FrameRange::new(metadata, 1);
         if self.0.ram().range(frame).is_none() || self.0.split(metadata.huge()).is_err() {
             return Ok(None);
@@ -99,7 +99,7 @@ impl GuestTables {
                 return Ok(None);
             }
         };
-        let held = HeldMetadata { frames: &self.0, frame, word: Some(word), is_ours };
+        let held = LockedMetadata { frames: &self.0, frame, word: Some(word), is_ours };
         if is_ours {
             // On failure, the drop undoes what must be undone.
             self.0.protect(frame)?;

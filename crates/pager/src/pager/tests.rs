@@ -89,9 +89,9 @@ fn no_fault_waits_for_room_while_the_evictor_waits() {
     machine.ram.populate(ALL).unwrap();
     let pager = watching(machine.parts());
     let looks = Arc::<AtomicUsize>::default();
-    let told = Arc::clone(&looks);
+    let count = Arc::clone(&looks);
     pager.room().on_pressure(move || {
-        told.fetch_add(1, SeqCst);
+        count.fetch_add(1, SeqCst);
     });
     pager.room().set_marks(0, 0);
     pager.room().evictor_waits().store(true, SeqCst);

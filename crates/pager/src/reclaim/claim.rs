@@ -70,7 +70,7 @@ impl<'p> Claim<'p> {
     /// `None`: the guest wants it, or part of it is locked; the claim is given up.
     pub fn commit(mut self, record: bool, fill: u8) -> Option<Committed<'p>> {
         let mut parts: Words<'p> = [None, None];
-        let held = !record || self.hold_parts(&mut parts);
+        let held = !record || self.lock_parts(&mut parts);
         if !held || !self.watch.commit(Content::Watch { head: self.head, order: self.order }) {
             for part in parts.into_iter().flatten() {
                 let frames = part.frames();
@@ -89,7 +89,7 @@ impl<'p> Claim<'p> {
         Some(Committed { claim: self, parts, fill })
     }
 
-    fn hold_parts(&self, parts: &mut Words<'p>) -> bool {
+    fn lock_parts(&self, parts: &mut Words<'p>) -> bool {
         let frames_of = &self.blocks.frames;
         for (slot, frames) in parts.iter_mut().zip(self.block().by_huge()) {
             let part = frames.count < ebb_units::FRAMES_PER_HUGE;
@@ -224,6 +224,7 @@ impl Blocks {
     /// As fallocate(2). Frames that were not punched keep their memory; `blocks` is empty then,
     /// too.
     pub fn empty(&self, blocks: &mut Vec<Committed<'_>>, keep: bool) -> io::Result<u64> {
+        add(&self.frames.counters().worker_batches, 1);
         blocks.sort_unstable_by_key(|block| block.claim.head);
         let unmapped = |block: &Committed<'_>| self.frames.devices().unmap(block.block());
         let (free, in_use): (Vec<_>, Vec<_>) = blocks.drain(..).partition(unmapped);

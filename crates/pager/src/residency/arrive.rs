@@ -17,7 +17,7 @@ impl Residency {
             Content::Saved { slot } => self.store.load(slot, &mut page)?,
             Content::OnDisk { block } => {
                 self.disk.read(block, std::slice::from_mut(&mut page))?;
-                self.check_rest(gfn, block, &page)?;
+                self.check_block(gfn, block, &page)?;
             }
             _ => return Err(io::ErrorKind::InvalidInput.into()),
         }
@@ -48,7 +48,7 @@ impl Residency {
     pub(crate) fn leave(&self, gfn: Gfn, word: LockedFrame<'_>, next: Content) -> bool {
         let content = word.content();
         if let Content::OnDisk { block } = content {
-            self.resting.leave(gfn, block);
+            self.disk_backed.leave(gfn, block);
             subtract(&self.frames.counters().on_disk_frames, 1);
         }
         debug_assert!(self.kept.slot(gfn).is_none(), "{gfn:?}, {content:?}: a slot is lost");
@@ -69,7 +69,7 @@ impl Residency {
         self.leave(gfn, held, Content::Empty { fill: 0, hard: false })
     }
 
-    pub(crate) fn hold_saved(&self, gfn: Gfn, slot: u64) -> Option<LockedFrame<'_>> {
+    pub(crate) fn lock_saved(&self, gfn: Gfn, slot: u64) -> Option<LockedFrame<'_>> {
         let word = self.frames.ledger().lock_frame(gfn).ok()?;
         if word.content() == (Content::Saved { slot }) {
             return Some(word);
@@ -101,7 +101,7 @@ impl Residency {
                 }
                 // Before the unlock, as in `Residency::leave`.
                 Content::OnDisk { block } => {
-                    frames.frames().for_each(|gfn| self.resting.leave(gfn, block));
+                    frames.frames().for_each(|gfn| self.disk_backed.leave(gfn, block));
                 }
                 _ => {}
             }

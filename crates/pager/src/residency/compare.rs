@@ -16,12 +16,12 @@ impl Residency {
 
     /// Notes the content of a frame that a block will back. `false`: there is no room for the note,
     /// so the block must not back it.
-    pub(crate) fn note_rest(&self, gfn: Gfn, block: u64, page: &Page) -> bool {
+    pub(crate) fn note_block(&self, gfn: Gfn, block: u64, page: &Page) -> bool {
         self.digests.get().is_none_or(|digests| digests.note(gfn, block, page).is_ok())
     }
 
     /// Refuses content of a block that the frame never held.
-    pub(crate) fn check_rest(&self, gfn: Gfn, block: u64, page: &Page) -> io::Result<()> {
+    pub(crate) fn check_block(&self, gfn: Gfn, block: u64, page: &Page) -> io::Result<()> {
         let Some(digests) = self.digests.get() else { return Ok(()) };
         match digests.is_changed(gfn, block, page)? {
             true => Err(io::Error::new(

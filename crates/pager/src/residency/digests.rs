@@ -171,7 +171,7 @@ mod tests {
 
     /// This holds even if there is no room for a row that has no memory.
     #[test]
-    fn what_nobody_can_compare_is_not_taken_to_be_the_same() {
+    fn what_nobody_can_compare_does_not_count_as_equal() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("digests");
         let open = || Digests::open(&path, Gfn(2 * ROWS), 1).unwrap();

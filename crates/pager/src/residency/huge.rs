@@ -15,13 +15,13 @@ const TAKEN: Content = Content::Empty { fill: 0, hard: true };
 
 /// A locked huge frame, which no other thread works on.
 #[must_use]
-pub struct HeldHuge<'p> {
+pub struct LockedHuge<'p> {
     residency: &'p Residency,
     words: Locked<'p>,
     huge: HugeFrame,
 }
 
-impl HeldHuge<'_> {
+impl LockedHuge<'_> {
     /// The number of the huge frame.
     pub fn huge(&self) -> HugeFrame {
         self.huge
@@ -143,7 +143,7 @@ impl HeldHuge<'_> {
         for gfn in frames.frames() {
             residency.drop_content(gfn);
         }
-        residency.hold_huge(huge)
+        residency.lock_huge(huge)
     }
 
     /// Unlocks the huge frame as empty. `hard`: the guest may not have it before it is returned.
@@ -168,11 +168,11 @@ impl HeldHuge<'_> {
 
 impl Residency {
     /// Locks a huge frame. `None`: a part of it is no RAM, or another thread works on it.
-    pub fn hold_huge(&self, huge: HugeFrame) -> Option<HeldHuge<'_>> {
+    pub fn lock_huge(&self, huge: HugeFrame) -> Option<LockedHuge<'_>> {
         let frames = FrameRange::huge(huge);
         self.frames.ram().range(frames)?;
         match self.frames.ledger().lock(frames) {
-            Ok(words) => Some(HeldHuge { residency: self, words, huge }),
+            Ok(words) => Some(LockedHuge { residency: self, words, huge }),
             Err(busy) => {
                 self.frames.after(busy.wanted, frames);
                 None
@@ -185,8 +185,9 @@ impl Residency {
     ///
     /// # Errors
     /// As fallocate(2). What was not punched keeps its memory, which wins over its word.
-    pub fn empty_huge<'h>(&self, held: impl Iterator<Item = &'h HeldHuge<'h>>) -> io::Result<()> {
-        self.frames.punch_runs(held.map(HeldHuge::frames)).map(drop)
+    pub fn empty_huge<'h>(&self, held: impl Iterator<Item = &'h LockedHuge<'h>>) -> io::Result<()> {
+        add(&self.frames.counters().worker_batches, 1);
+        self.frames.punch_runs(held.map(LockedHuge::frames)).map(drop)
     }
 
     /// After a restart, before [`crate::Returner::settle`] and any fault: makes those frames
@@ -199,7 +200,7 @@ impl Residency {
     ///
     /// # Errors
     /// As lseek(2) and ioctl_userfaultfd(2).
-    pub fn settle_held(&self, frames: FrameRange, content: Content) -> io::Result<()> {
+    pub fn settle_locked(&self, frames: FrameRange, content: Content) -> io::Result<()> {
         let is_empty = matches!(content, Content::Empty { fill: 0, .. });
         if !is_empty
             || self.frames.ram().range(frames).is_none()
@@ -207,7 +208,7 @@ impl Residency {
         {
             return Ok(());
         }
-        let Some(held) = self.frames.hold_words(frames) else { return Ok(()) };
+        let Some(held) = self.frames.lock_words(frames) else { return Ok(()) };
         let open = self.frames.unprotect_if_watched(frames);
         subtract(&self.frames.counters().empty_frames, frames.count);
         self.frames.devices().map(frames);
@@ -224,7 +225,7 @@ impl Residency {
             .map(|(frames, _)| frames)
             .collect();
         for huge in runs.iter().map(|frames| frames.start.huge()) {
-            if let Some(held) = self.hold_huge(huge) {
+            if let Some(held) = self.lock_huge(huge) {
                 held.settle(false);
             }
         }

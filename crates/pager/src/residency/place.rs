@@ -53,9 +53,9 @@ impl Residency {
             return Ok(ContentPlace { content: Content::Saved { slot }, digest, is_kept: true });
         }
         self.drop_slot(gfn);
-        let block = self.resting.rest(gfn, || self.disk.find(&digest)).ok_or(digest)?;
-        if !self.note_rest(gfn, block, page) {
-            self.resting.leave(gfn, block);
+        let block = self.disk_backed.add(gfn, || self.disk.find(&digest)).ok_or(digest)?;
+        if !self.note_block(gfn, block, page) {
+            self.disk_backed.leave(gfn, block);
             return Err(digest);
         }
         Ok(ContentPlace::of(Content::OnDisk { block }))
@@ -65,7 +65,7 @@ impl Residency {
     pub(crate) fn undo(&self, gfn: Gfn, place: ContentPlace) {
         match place.content {
             Content::Saved { slot } if !place.is_kept => self.store.release(slot),
-            Content::OnDisk { block } => self.resting.leave(gfn, block),
+            Content::OnDisk { block } => self.disk_backed.leave(gfn, block),
             _ => {}
         }
     }

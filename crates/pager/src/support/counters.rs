@@ -53,6 +53,10 @@ pub struct Counters {
     pub ahead_frames: AtomicU64,
     /// Frames of `ahead_frames` in front of a fault that went on where they ended.
     pub ahead_hit_frames: AtomicU64,
+    /// Batches that were evicted or reclaimed for the VM's worker, and parts that were brought back
+    /// for it. Faults and devices do not count. While the worker has such work done, the count
+    /// stands still only if the work does.
+    pub worker_batches: AtomicU64,
     /// Time from the read of a fault's event to the end of the call that resolves it.
     pub fault: Latency,
 }

@@ -10,7 +10,7 @@ use ebb_sys::uffd::Events;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::fault::hand::Hand;
-use crate::frames::errors::is_gone;
+use crate::frames::errors::is_vmm_ended;
 use crate::pager::Pager;
 
 /// The fault thread. It runs until it is stopped or its VMM ends.
@@ -35,7 +35,7 @@ impl FaultThread {
         let run = move || match pager.catch(|| serve_until(&pager, &vmm, &stopped)) {
             // The function that is told of panics was called.
             None | Some(Ok(End::Stopped)) => {}
-            Some(Ok(End::VmmGone)) => ended(Ok(())),
+            Some(Ok(End::VmmEnded)) => ended(Ok(())),
             Some(Err(error)) => ended(Err(error)),
         };
         let thread = std::thread::Builder::new().name("fault".into()).spawn(run)?;
@@ -46,8 +46,8 @@ impl FaultThread {
 impl Drop for FaultThread {
     /// Ends the thread. Faults wait in the userfaultfd from then on.
     fn drop(&mut self) {
-        let told = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
-        if let (Ok(_), Some(thread)) = (told, self.thread.take())
+        let written = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        if let (Ok(_), Some(thread)) = (written, self.thread.take())
             && thread.thread().id() != std::thread::current().id()
         {
             // A panic of that thread was caught.
@@ -58,7 +58,7 @@ impl Drop for FaultThread {
 
 enum End {
     Stopped,
-    VmmGone,
+    VmmEnded,
 }
 
 fn serve_until(pager: &Pager, vmm: &OwnedFd, stop: &OwnedFd) -> io::Result<End> {
@@ -76,13 +76,13 @@ fn serve_until(pager: &Pager, vmm: &OwnedFd, stop: &OwnedFd) -> io::Result<End> 
             return Ok(End::Stopped);
         }
         if ready[1] {
-            return Ok(End::VmmGone);
+            return Ok(End::VmmEnded);
         }
         if cannot_be_polled {
             pager.frames().uffd().never_wait()?;
         }
         match serve_waiting(pager, &mut events, &mut hand) {
-            Err(error) if is_gone(&error) => return Ok(End::VmmGone),
+            Err(error) if is_vmm_ended(&error) => return Ok(End::VmmEnded),
             result => result?,
         }
     }

@@ -58,8 +58,8 @@ fn run(pager: &Pager) {
                 pager.frames().after(true, FrameRange::new(gfn, 1));
                 continue;
             }
-            Work::Rest => {
-                hand.rest();
+            Work::Idle => {
+                hand.free_idle();
                 keeps = false;
                 continue;
             }

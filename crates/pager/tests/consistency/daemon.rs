@@ -112,7 +112,7 @@ impl Daemon {
     }
 
     /// Returns what a non-resident frame holds by its word.
-    pub fn elsewhere(&self, content: Content, disk: &FakeDisk) -> Result<Page, StoreError> {
+    pub fn non_resident_page(&self, content: Content, disk: &FakeDisk) -> Result<Page, StoreError> {
         let mut page = page_of(0);
         match content {
             Content::Empty { fill, .. } => page = [fill; FRAME_BYTES as usize],

@@ -106,14 +106,14 @@ fn available() -> Result<(), String> {
 }
 
 #[test]
-fn nothing_rests_on_a_block_that_changed() {
+fn no_frame_is_backed_by_a_block_that_changed() {
     testkit::require!(available());
     holds(Grain::Frame, CASES);
 }
 
 /// The memory of one huge page may be evicted frame by frame.
 #[test]
-fn nothing_rests_on_a_block_that_changed_in_huge_pages() {
+fn no_frame_is_backed_by_a_block_that_changed_in_huge_pages() {
     testkit::require!(available());
     let setting = testkit::HostSetting::shared_huge_pages();
     testkit::require!(setting.as_ref());

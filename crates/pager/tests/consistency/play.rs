@@ -301,7 +301,7 @@ impl Stage {
     /// Returns what a frame holds, wherever that is.
     fn page(&self, gfn: Gfn) -> Result<Page, TestCaseError> {
         let content = self.daemon().pager.ledger().content(gfn);
-        let hole = || self.daemon().elsewhere(content, &self.disk);
+        let hole = || self.daemon().non_resident_page(content, &self.disk);
         match self.machine.in_file(gfn) {
             Some(page) => Ok(page),
             None => hole().map_err(|error| failed(format!("{gfn:?}, {content:?}: {error}"))),

@@ -142,12 +142,12 @@ fn a_frame_that_is_written_meanwhile_stays_and_keeps_its_slot() {
 fn whatever_becomes_of_a_frame_its_slot_is_freed_once() {
     require!(available());
     type Act = fn(&Daemon);
-    let ways: [(&str, Act); 8] = [
+    let causes: [(&str, Act); 8] = [
         ("given back", |daemon| assert_eq!(daemon.pager.returner().give_back_all().unwrap(), 0)),
         ("not to go again", |daemon| daemon.pager.evictor().trim_store(true).unwrap()),
         ("given up", |daemon| assert_eq!(daemon.pager.residency().give_up_kept(99), 8)),
         ("unplugged", |daemon| daemon.pager.pluggable().unplug(ALL).unwrap()),
-        ("in a block that is emptied", |daemon| {
+        ("in a block that is reclaimed", |daemon| {
             let claim = daemon.pager.blocks().claim(Gfn(64), Gfn(0), 3).unwrap().expect("a claim");
             let committed = claim.commit(true, 0).expect("nobody wants it");
             assert_eq!(daemon.pager.blocks().empty(&mut vec![committed], true).unwrap(), 8);
@@ -157,8 +157,8 @@ fn whatever_becomes_of_a_frame_its_slot_is_freed_once() {
             let committed = claim.commit(false, 0).expect("nobody wants it");
             assert_eq!(daemon.pager.blocks().empty(&mut vec![committed], false).unwrap(), 8);
         }),
-        ("in a huge frame that is emptied", |daemon| {
-            let held = daemon.pager.residency().hold_huge(Gfn(0).huge()).expect("nobody holds it");
+        ("in a huge frame that is reclaimed", |daemon| {
+            let held = daemon.pager.residency().lock_huge(Gfn(0).huge()).expect("nobody holds it");
             let Ok(held) = held.record() else { panic!("it is free") };
             daemon.pager.residency().empty_huge([&held].into_iter()).unwrap();
             held.settle(false);
@@ -168,8 +168,8 @@ fn whatever_becomes_of_a_frame_its_slot_is_freed_once() {
             assert_eq!(daemon.evict(FRAMES).empty, 8);
         }),
     ];
-    for (way, act) in ways {
-        println!("{way}");
+    for (cause, act) in causes {
+        println!("{cause}");
         let daemon = Daemon::new().with_kept(FRAMES);
         act(&daemon);
         daemon.assert_none_kept();

@@ -39,13 +39,13 @@ fn a_store_that_is_short_of_slots_gets_them_back_in_order() {
 fn few_slots_are_kept_by_those_who_use_them() {
     require!(available());
     let run = tempfile::tempdir().unwrap();
-    let away = FrameRange::new(Gfn(100), 240);
+    let others = FrameRange::new(Gfn(100), 240);
     let all = FrameRange::new(Gfn(0), 16);
     let daemon = Daemon::with_store(Box::new(swap_file(&run, 256)));
-    for gfn in away.frames().chain(all.frames()) {
+    for gfn in others.frames().chain(all.frames()) {
         daemon.write(gfn, &first_of(gfn));
     }
-    assert_eq!((daemon.evict(away), daemon.evict(all)), (saved(240), saved(16)));
+    assert_eq!((daemon.evict(others), daemon.evict(all)), (saved(240), saved(16)));
     for _ in 0..4 {
         daemon.bring_back(all);
         assert_eq!(daemon.evict(all), Evicted { saved: 2, clean: 14, ..Evicted::default() });

@@ -35,16 +35,16 @@ impl Hand {
         if since.is_some_and(|since| since < FORGET_EVERY) {
             return Ok(());
         }
-        // At its recent pace the hand looks at this many frames until what is forgotten now is
+        // At its recent speed, the hand looks at this many frames until what is forgotten now is
         // ripe.
-        let pace = since.map_or(0.0, |since| LEAD.as_secs_f64() / since.as_secs_f64());
-        let goal = ((self.looked as f64 * pace) as usize).max(want * LOOKS_LEAST);
+        let intervals = since.map_or(0.0, |since| LEAD.as_secs_f64() / since.as_secs_f64());
+        let goal = ((self.looked as f64 * intervals) as usize).max(want * LOOKS_LEAST);
         let (turn, goal) = match self.takes {
-            Work::Rests => (TURN_AT_REST, goal),
+            Work::AtRest => (TURN_AT_REST, goal),
             Work::Recent | Work::Busy => (TURN, goal.saturating_mul(HASTE)),
         };
         let (due, ranges, lead) = self.due(memory, turn, goal)?;
-        if self.takes > Work::Rests {
+        if self.takes > Work::AtRest {
             self.break_ahead(memory, &due);
         }
         // On failure, what is already known is enough to choose by.
@@ -69,7 +69,7 @@ impl Hand {
         }
         let reached = if reached < wanted { reached } else { self.reach };
         self.reach = (2 * reached).clamp(FORGET_RANGES, FORGET_WINDOWS);
-        (self.forgot_at, self.looked, self.takes, self.chosen) = (Some(now), 0, Work::Rests, 0);
+        (self.forgot_at, self.looked, self.takes, self.chosen) = (Some(now), 0, Work::AtRest, 0);
         Ok(())
     }
 

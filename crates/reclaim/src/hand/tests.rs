@@ -113,7 +113,7 @@ fn little_is_looked_at_for_little() {
 
 /// If all frames are in use, the hand looks further, but not without end.
 #[test]
-fn what_rests_is_found_further_on() {
+fn memory_at_rest_is_found_further_on() {
     let (mut hand, now) = hand(64);
     let mut memory = Fake::new(64);
     memory.mapped.borrow_mut()[10 * WINDOW as usize..].fill(false);
@@ -162,7 +162,7 @@ fn what_is_at_work_and_what_the_kernel_has_is_counted() {
 
 /// Memory that was returned is in use by nobody, not even by the kernel.
 #[test]
-fn what_is_gone_is_not_at_work_for_good() {
+fn evicted_memory_does_not_count_as_in_use_for_ever() {
     let (mut hand, mut now) = hand(16);
     let mut memory = Fake::new(16);
     memory.kernel = 0..16 * WINDOW;
@@ -184,7 +184,7 @@ fn what_is_gone_is_not_at_work_for_good() {
 
 /// Frames at rest that must stay are no choice: the hand looks further for others.
 #[test]
-fn what_rests_and_stays_does_not_end_the_search() {
+fn memory_at_rest_that_stays_does_not_end_the_search() {
     let (mut hand, mut now) = hand(64);
     let mut memory = Fake::new(64);
     memory.mapped.borrow_mut().fill(false);

@@ -22,7 +22,7 @@ const LITTLE: usize = 8;
 const MUCH: usize = 2;
 /// Uses of a frame before anything was looked at. If it is not used soon, it is evicted before what
 /// was seen in use.
-const UNKNOWN: Uses = Uses::rests(3);
+const UNKNOWN: Uses = Uses::unused_for(3);
 
 const FRAMES: usize = FRAMES_PER_HUGE as usize;
 
@@ -99,7 +99,7 @@ impl Windows {
     }
 
     /// Notes that somebody else empties the VMM's page table now.
-    pub fn note_emptied(&mut self, now: Instant) {
+    pub fn note_all_forgotten(&mut self, now: Instant) {
         for window in &mut self.each {
             // What was mapped before was seen: the turn of the other windows goes on.
             window.forgotten.get_or_insert(now);
@@ -136,7 +136,7 @@ impl Windows {
 
     /// Notes that nothing of a window is resident. What was evicted of it counts as in use until
     /// its turn is over.
-    pub fn is_away(&mut self, index: usize, now: Instant) {
+    pub fn note_non_resident(&mut self, index: usize, now: Instant) {
         let active = match self.is_due(index, TURN_AT_REST, now) {
             true => 0,
             false => self.each[index].active,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ebb_ledger::Content;
 use ebb_llfree::Host;
 use ebb_llfree::layout::HEADER_WORDS;
-use ebb_pager::{HeldHuge, Latency, Pager};
+use ebb_pager::{Latency, LockedHuge, Pager};
 use ebb_units::{FrameRange, Gpa};
 
 use super::zone::{BadZone, Zone};
@@ -91,7 +91,7 @@ impl HyperAlloc {
     /// | else | the host's: the daemon died before it recorded or punched it | returned, I |
     /// | else | not the host's | I, and what is empty of it gets memory |
     fn recover_area(&self, pager: &Pager, zone: &Zone, host: &Host<'_>, index: usize) {
-        let Some(held) = hold(pager, zone, index) else { return };
+        let Some(held) = lock(pager, zone, index) else { return };
         let looks_reclaimed = zone.looks_reclaimed(&self.ram, index);
         let is_hard =
             held.contents().any(|content| matches!(content, Content::Empty { hard: true, .. }));
@@ -123,11 +123,11 @@ impl HyperAlloc {
     }
 }
 
-fn hold<'p>(pager: &'p Pager, zone: &Zone, index: usize) -> Option<HeldHuge<'p>> {
+fn lock<'p>(pager: &'p Pager, zone: &Zone, index: usize) -> Option<LockedHuge<'p>> {
     let huge = zone.huge(index);
     pager.ram().range(FrameRange::huge(huge))?;
     (0..TRIES).find_map(|_| {
-        pager.residency().hold_huge(huge).or_else(|| {
+        pager.residency().lock_huge(huge).or_else(|| {
             std::thread::sleep(PAUSE);
             None
         })

@@ -4,7 +4,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use ebb_llfree::{CHUNK_AREAS, Host};
-use ebb_pager::{HeldHuge, Pager};
+use ebb_pager::{LockedHuge, Pager};
 use ebb_units::{FRAMES_PER_HUGE, HUGE_BYTES};
 
 use super::zone::Zone;
@@ -13,7 +13,7 @@ use super::{HyperAlloc, State};
 /// Huge frames to reclaim together, so that neighbours are punched in one call: 64 MiB, as with
 /// V-Probe.
 const BATCH: usize = 32;
-/// Part of a zone's free huge frames that the guest goes without at most while they are emptied for
+/// Part of a zone's free huge frames that the guest goes without at most while they are punched for
 /// a soft reclaim: one in this many.
 const SOFT_SHARE: u64 = 4;
 
@@ -32,7 +32,7 @@ pub struct ReclaimedHuge {
     /// Huge frames that changed their state.
     pub huge_frames: u64,
     /// Bytes that the host got by that.
-    pub emptied_bytes: u64,
+    pub reclaimed_bytes: u64,
     /// Reclaimed huge frames that had no memory before.
     pub already_empty: u64,
     /// Huge frames that had looked free, but were in use when they were to be reclaimed.
@@ -155,7 +155,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         for &index in batch {
             held.extend(self.take(zone, host, index).map(|frame| (index, frame)));
         }
-        let emptied = self.empty(&held);
+        let punched = self.empty(&held);
         self.reclaimed.huge_frames += held.len() as u64;
         for (index, taken) in held {
             zone.states.set(index, self.how.becomes());
@@ -165,11 +165,11 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
             }
             taken.held.settle(self.how == How::Hard);
         }
-        emptied
+        punched
     }
 
-    /// Punches what has memory, and counts the bytes. What the guest takes elsewhere meanwhile
-    /// cannot be told apart from that.
+    /// Punches what has memory, and counts the bytes. What the guest takes of other memory
+    /// meanwhile cannot be distinguished from that.
     fn empty(&mut self, held: &[(usize, RecordedHuge<'a>)]) -> io::Result<()> {
         let to_empty = || held.iter().map(|(_, taken)| taken).filter(|taken| !taken.was_empty);
         let most = to_empty().count() as u64 * HUGE_BYTES;
@@ -180,7 +180,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
         let before = self.resident_bytes();
         let result = self.pager.residency().empty_huge(to_empty().map(|taken| &taken.held));
         let bytes = before.saturating_sub(self.resident_bytes()).min(most);
-        self.reclaimed.emptied_bytes += bytes;
+        self.reclaimed.reclaimed_bytes += bytes;
         self.reclaimed.already_empty += held.len() as u64 - bytes.div_ceil(HUGE_BYTES);
         result
     }
@@ -188,7 +188,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
     /// Reclaims one huge frame in the guest's allocator, and records that.
     fn take(&mut self, zone: &Zone, host: &Host<'_>, index: usize) -> Option<RecordedHuge<'a>> {
         let pager = self.pager;
-        let Some(held) = pager.residency().hold_huge(zone.huge(index)) else {
+        let Some(held) = pager.residency().lock_huge(zone.huge(index)) else {
             self.reclaimed.busy += 1;
             return None;
         };
@@ -203,7 +203,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
             return None;
         }
         if held.is_empty() {
-            // It was emptied and unmapped when it became soft.
+            // It was punched and unmapped when it became soft.
             return Some(RecordedHuge { held, was_empty: true });
         }
         match held.record() {
@@ -214,7 +214,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
                 if before == State::Installed {
                     host.install(index);
                 }
-                held.into_iter().for_each(HeldHuge::abandon);
+                held.into_iter().for_each(LockedHuge::abandon);
                 None
             }
         }
@@ -227,7 +227,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
 
 /// A huge frame that the host has, and that is recorded as such.
 struct RecordedHuge<'p> {
-    held: HeldHuge<'p>,
+    held: LockedHuge<'p>,
     was_empty: bool,
 }
 
@@ -236,7 +236,7 @@ fn candidates<'a>(zone: &'a Zone, host: Host<'a>, how: How) -> impl Iterator<Ite
     (0..zone.areas().div_ceil(CHUNK_AREAS)).flat_map(move |chunk| {
         let states = zone.states.chunk(chunk);
         let mut mask = match how {
-            How::Soft => !states.gone,
+            How::Soft => !states.reclaimed,
             How::Hard => !states.hard,
         };
         // If none can be reclaimed, the guest's cache line is not even read.

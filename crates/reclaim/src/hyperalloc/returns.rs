@@ -25,7 +25,7 @@ impl HyperAlloc {
     }
 
     fn give_one(&self, pager: &Pager, zone: &Zone, host: &Host<'_>, index: usize) -> bool {
-        let Some(held) = pager.residency().hold_huge(zone.huge(index)) else { return false };
+        let Some(held) = pager.residency().lock_huge(zone.huge(index)) else { return false };
         if zone.states.get(index) != State::Hard {
             held.abandon();
             return false;
@@ -57,7 +57,7 @@ impl HyperAlloc {
         let bytes = pager.returner().give_back_all()?;
         for zone in &self.zones {
             let Some(host) = zone.host(&self.ram) else { continue };
-            for index in gone(zone) {
+            for index in reclaimed(zone) {
                 zone.states.set(index, State::Installed);
                 host.install(index);
             }
@@ -74,9 +74,9 @@ fn hard(zone: &Zone) -> impl DoubleEndedIterator<Item = usize> {
     chunks.flat_map(|chunk| bits(chunk, zone.states.chunk(chunk).hard))
 }
 
-fn gone(zone: &Zone) -> impl Iterator<Item = usize> {
+fn reclaimed(zone: &Zone) -> impl Iterator<Item = usize> {
     let chunks = 0..zone.areas().div_ceil(CHUNK_AREAS);
-    chunks.flat_map(|chunk| bits(chunk, zone.states.chunk(chunk).gone))
+    chunks.flat_map(|chunk| bits(chunk, zone.states.chunk(chunk).reclaimed))
 }
 
 fn bits(chunk: usize, mask: u64) -> impl DoubleEndedIterator<Item = usize> {

@@ -32,7 +32,7 @@ pub(crate) struct States {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Chunk {
     /// Soft or hard.
-    pub gone: u64,
+    pub reclaimed: u64,
     /// Hard.
     pub hard: u64,
 }
@@ -56,8 +56,8 @@ impl States {
 
     /// The state of a huge frame. Beyond the end, all are installed.
     pub fn get(&self, index: usize) -> State {
-        let Some(([gone, hard], bit)) = self.pair(index) else { return State::Installed };
-        match (gone.load(Acquire) & bit != 0, hard.load(Acquire) & bit != 0) {
+        let Some(([reclaimed, hard], bit)) = self.pair(index) else { return State::Installed };
+        match (reclaimed.load(Acquire) & bit != 0, hard.load(Acquire) & bit != 0) {
             (false, _) => State::Installed,
             (true, false) => State::Soft,
             (true, true) => State::Hard,
@@ -83,8 +83,8 @@ impl States {
     /// The states of the 64 huge frames from `64 * chunk` on.
     pub fn chunk(&self, chunk: usize) -> Chunk {
         let (chunks, _) = self.words.as_chunks::<CHUNK_WORDS>();
-        let Some([gone, hard]) = chunks.get(chunk) else { return Chunk::default() };
-        Chunk { gone: gone.load(Relaxed), hard: hard.load(Relaxed) }
+        let Some([reclaimed, hard]) = chunks.get(chunk) else { return Chunk::default() };
+        Chunk { reclaimed: reclaimed.load(Relaxed), hard: hard.load(Relaxed) }
     }
 
     /// The number of soft and of hard huge frames.
@@ -92,7 +92,7 @@ impl States {
         let chunks = (0..self.words.len() / CHUNK_WORDS).map(|chunk| self.chunk(chunk));
         chunks.fold((0, 0), |(soft, hard), chunk| {
             let ones = |mask: u64| u64::from(mask.count_ones());
-            (soft + ones(chunk.gone & !chunk.hard), hard + ones(chunk.gone & chunk.hard))
+            (soft + ones(chunk.reclaimed & !chunk.hard), hard + ones(chunk.reclaimed & chunk.hard))
         })
     }
 }

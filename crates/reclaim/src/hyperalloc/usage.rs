@@ -45,7 +45,7 @@ impl HyperAlloc {
     }
 
     /// What is in use at this moment, about. Frames that slots have claimed and not handed out
-    /// count as free, as far as they can be told apart.
+    /// count as free, as far as they can be distinguished.
     pub fn usage(&self) -> AllocatorUsage {
         let mut usage = AllocatorUsage::default();
         for zone in &self.zones {

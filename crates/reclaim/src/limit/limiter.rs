@@ -94,7 +94,7 @@ impl Limiter {
     /// taken.
     pub fn asks(&self, marks: Marks, taken_bytes: u64) -> bool {
         let is_due = self.asked_at.is_none_or(|at| at.elapsed() > ASK_EVERY);
-        is_due && !self.rests(marks, taken_bytes)
+        is_due && !self.is_too_early(marks, taken_bytes)
     }
 
     /// Bytes taken above which the next search begins, if the last one was in vain.
@@ -104,7 +104,7 @@ impl Limiter {
     }
 
     /// Whether it is too early for the next search.
-    fn rests(&self, marks: Marks, taken_bytes: u64) -> bool {
+    fn is_too_early(&self, marks: Marks, taken_bytes: u64) -> bool {
         self.vain.as_ref().is_some_and(|vain| Instant::now() < vain.until)
             && self.vain_mark(marks).is_some_and(|mark| taken_bytes <= mark)
     }
@@ -161,7 +161,7 @@ impl Limiter {
     }
 
     /// Notes that nothing has to be evicted.
-    pub fn rest(&mut self) {
+    pub fn end_search(&mut self) {
         (self.ahead_bytes, self.no_room, self.vain) = (0, None, None);
         self.begin_anew();
     }
@@ -187,11 +187,11 @@ impl Limiter {
         let taken = pager.residency().taken_bytes()?;
         let over = taken.saturating_sub(marks.low_bytes);
         if over == 0 {
-            self.rest();
+            self.end_search();
             self.sweep(windows, Instant::now() + SWEEP);
             return Ok(Left::Nothing);
         }
-        if self.rests(marks, taken) {
+        if self.is_too_early(marks, taken) {
             return Ok(Left::Nothing);
         }
         let began = *self.began.get_or_insert_with(Instant::now);
@@ -300,7 +300,7 @@ impl Limiter {
                 self.hand.note_mapped(FrameRange::new(Gpa(first).gfn(), part.bytes / FRAME_BYTES));
             })?;
         }
-        self.hand.note_emptied(Instant::now());
+        self.hand.note_all_forgotten(Instant::now());
         Ok(())
     }
 }

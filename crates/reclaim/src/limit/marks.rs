@@ -47,12 +47,12 @@ impl Marks {
     }
 
     /// The same after the worker's turn. Faults need not wait for room that nobody makes: because
-    /// something is in the way (`in_the_way`), or because nothing may be evicted up to the mark
+    /// something is in the way (`is_blocked`), or because nothing may be evicted up to the mark
     /// `vain`. While first touches wait for room (`waits`), the high mark tells which ones.
-    pub fn for_faults(self, waits: bool, in_the_way: bool, vain: Option<u64>) -> (u64, u64) {
+    pub fn for_faults(self, waits: bool, is_blocked: bool, vain: Option<u64>) -> (u64, u64) {
         match vain {
             _ if waits => self.pressure(),
-            _ if in_the_way => (u64::MAX, u64::MAX),
+            _ if is_blocked => (u64::MAX, u64::MAX),
             Some(mark) => (mark, u64::MAX),
             None => self.pressure(),
         }
@@ -89,8 +89,8 @@ mod tests {
         assert_eq!(marks.for_faults(false, false, None), (25, 30));
         assert_eq!(marks.for_faults(false, false, Some(50)), (50, u64::MAX));
         assert_eq!(marks.for_faults(false, true, Some(50)), (u64::MAX, u64::MAX));
-        for (in_the_way, vain) in [(true, None), (true, Some(50)), (false, Some(50))] {
-            assert_eq!(marks.for_faults(true, in_the_way, vain), (25, 30), "for the halted ones");
+        for (is_blocked, vain) in [(true, None), (true, Some(50)), (false, Some(50))] {
+            assert_eq!(marks.for_faults(true, is_blocked, vain), (25, 30), "for the halted ones");
         }
     }
 

@@ -69,10 +69,10 @@ proptest! {
                 }
                 Step::Release(_) => {}
                 Step::Trim => {
-                    let told: BTreeSet<u64> =
+                    let trimmed: BTreeSet<u64> =
                         stale(&slots).iter().flat_map(|&(at, n)| at..at + n).collect();
                     let expected: BTreeSet<u64> = released.difference(&used).copied().collect();
-                    prop_assert_eq!(told, expected);
+                    prop_assert_eq!(trimmed, expected);
                     released.clear();
                 }
             }
@@ -104,7 +104,7 @@ fn neighbours_in_time_are_neighbours_on_disk() {
 }
 
 #[test]
-fn released_slots_are_told_once_in_runs() {
+fn released_slots_are_visited_once_in_runs() {
     let slots = Clusters::new(300);
     (0..300).for_each(|slot| assert!(slots.take_this(slot)));
     [3, 4, 5, 63, 64, 255, 256].into_iter().for_each(|slot| slots.release(slot));
@@ -119,21 +119,21 @@ fn released_slots_are_told_once_in_runs() {
 
 /// Slots are released as fast as they are trimmed.
 #[test]
-fn trimming_ends_when_told() {
+fn trimming_ends_on_request() {
     let slots = Clusters::new(600);
     (0..600).for_each(|slot| assert!(slots.take_this(slot)));
     [3, 5, 9, 300].into_iter().for_each(|slot| slots.release(slot));
     let mut seen = Vec::new();
     for end in [1, 3, 9] {
-        let (told, mut now) = (std::cell::Cell::new(seen.len()), Vec::new());
+        let (visited, mut now) = (std::cell::Cell::new(seen.len()), Vec::new());
         let visit = |first, _| {
             now.push(first);
-            told.set(told.get() + 1);
+            visited.set(visited.get() + 1);
             // Another slot of the same cluster.
             slots.release(20 + first);
             Ok::<(), ()>(())
         };
-        slots.take_stale(visit, || told.get() < end).unwrap();
+        slots.take_stale(visit, || visited.get() < end).unwrap();
         seen.extend(now);
     }
     assert_eq!(seen, [3, 5, 9, 23, 25, 29, 43, 45, 49]);

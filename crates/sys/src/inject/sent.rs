@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use super::{Target, timeout};
-use crate::process::{is_gone, line_of};
+use crate::process::{is_no_process, line_of};
 
 /// Longest wait for such threads. Calls of our other helpers end within this time.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -35,7 +35,7 @@ pub(super) fn wait_for_none(target: &Target) -> io::Result<()> {
 fn any(target: &Target) -> io::Result<Option<String>> {
     for tid in target.process.threads()? {
         match of_thread(target, tid) {
-            Err(error) if is_gone(&error) => {}
+            Err(error) if is_no_process(&error) => {}
             Ok(None) => {}
             found => return found,
         }

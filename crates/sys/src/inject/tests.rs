@@ -27,7 +27,7 @@ pub(super) fn timeout(usual: Duration) -> Duration {
     setting("EBB_TIMEOUT_MS").map_or(usual, Duration::from_millis)
 }
 
-/// Kills or stops a helper if this is the place that it was told.
+/// Kills or stops a helper if this is the chosen place.
 pub(super) fn may_die_here() {
     static PASSED: AtomicU64 = AtomicU64::new(0);
     let place = PASSED.fetch_add(1, Relaxed);

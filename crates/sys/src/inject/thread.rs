@@ -52,7 +52,7 @@ pub(super) struct Stopped<'p> {
     memory: File,
     frame: Frame,
     /// Whether the thread is in a call that could not be interrupted.
-    is_away: bool,
+    is_in_call: bool,
 }
 
 impl<'p> Stopped<'p> {
@@ -73,9 +73,18 @@ impl<'p> Stopped<'p> {
         let frame = Frame::new(&begun_anew(registers), signals, fpu(tid)?, gadgets.go_back);
         let frame = frame.filter(|frame| has_room(&mappings, frame.at, registers.rsp));
         let frame = frame.ok_or_else(no_room)?;
-        let (process, is_away) = (target.process, false);
-        let stopped =
-            Stopped { process, tid, registers, signals, gadgets, mappings, memory, frame, is_away };
+        let (process, is_in_call) = (target.process, false);
+        let stopped = Stopped {
+            process,
+            tid,
+            registers,
+            signals,
+            gadgets,
+            mappings,
+            memory,
+            frame,
+            is_in_call,
+        };
         stopped.prepare()?;
         Ok(stopped)
     }
@@ -138,10 +147,10 @@ impl<'p> Stopped<'p> {
         // and a frozen thread has not begun it.
         trace::interrupt(self.tid)?;
         let grace = Instant::now() + timeout(GRACE);
-        self.is_away = trace::wait(Some(self.tid), grace, |_| true)?.is_none();
+        self.is_in_call = trace::wait(Some(self.tid), grace, |_| true)?.is_none();
         Err(io::Error::new(
             io::ErrorKind::TimedOut,
-            match self.is_away {
+            match self.is_in_call {
                 true => "an injected call takes too long: the thread ends it by itself",
                 false => "an injected call took too long and was given up",
             },
@@ -180,7 +189,7 @@ impl<'p> Stopped<'p> {
 
     /// Makes the thread do what it did before, and releases it.
     pub fn resume(self) -> io::Result<()> {
-        if self.is_away {
+        if self.is_in_call {
             return Ok(());
         }
         // Death after this: the thread goes the way back, with its own signal mask already set.

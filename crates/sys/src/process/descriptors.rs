@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 
-use super::{Process, file_of, is_gone, line_of, link_of};
+use super::{Process, file_of, is_no_process, line_of, link_of};
 
 /// The most descriptors to look at. No VMM has more: its devices take a few each.
 pub(super) const DESCRIPTORS_MAX: usize = if cfg!(test) { 1 << 12 } else { 1 << 16 };
@@ -34,7 +34,7 @@ impl Process {
                 Ok(true) => return Ok(true),
                 Ok(false) => {}
                 // Closed since it was listed.
-                Err(error) if is_gone(&error) => {}
+                Err(error) if is_no_process(&error) => {}
                 Err(error) => return Err(error),
             }
         }

@@ -69,7 +69,7 @@ fn a_name_of_any_bytes_and_a_deep_program_are_no_error() {
 
 /// The bound is lower in tests: not every user may open that many.
 #[test]
-fn who_is_not_meant_has_as_many_descriptors_as_he_likes() {
+fn other_users_processes_may_have_any_number_of_descriptors() {
     use std::io::{BufRead, BufReader};
     use std::process::{Command, Stdio};
     let home = tempfile::tempdir().unwrap();
@@ -95,7 +95,7 @@ fn who_is_not_meant_has_as_many_descriptors_as_he_likes() {
 }
 
 #[test]
-#[ignore = "who_is_not_meant_has_as_many_descriptors_as_he_likes runs it in a process of its own"]
+#[ignore = "other_users_processes_may_have_any_number_of_descriptors runs it in a process of its own"]
 fn opens_more_than_any_vmm() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let maximum = getrlimit(Resource::Nofile).maximum;

@@ -118,7 +118,7 @@ fn what_is_no_userfaultfd_is_refused() {
 }
 
 #[test]
-fn a_descriptor_that_is_told_to_wait_is_read_without_waiting() {
+fn a_blocking_descriptor_is_read_without_waiting() {
     let file = RamFile::create("uffd-test", 1 << 20).unwrap();
     let Some((uffd, mapping, range)) = over(&file, Watch::MissingAndWrite) else { return };
     let flags = rustix::fs::fcntl_getfl(&uffd.fd).unwrap();
@@ -143,4 +143,17 @@ fn a_second_descriptor_is_refused() {
     second.handshake(0).unwrap();
     let error = second.register(range, Watch::Write).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EBUSY));
+}
+
+#[test]
+fn a_run_is_filled_as_long_as_pages_come() {
+    let again = || Err(io::ErrorKind::WouldBlock.into());
+    let all = fill_run(|done| if done < 3000 { (again(), 1) } else { (Ok(()), 0) });
+    assert_eq!(all.unwrap(), 3000);
+    let mut calls = 0;
+    let error = fill_run(|_| {
+        calls += 1;
+        (again(), -1)
+    });
+    assert_eq!((error.unwrap_err().kind(), calls), (io::ErrorKind::WouldBlock, 1000));
 }

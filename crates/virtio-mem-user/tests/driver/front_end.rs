@@ -134,9 +134,9 @@ impl FrontEnd {
         protocol.get_vring_base(0).unwrap();
         drop(protocol);
         channel.set_nonblocking(false).unwrap();
-        let mut told = Vec::new();
-        channel.read_to_end(&mut told).unwrap();
-        told
+        let mut bytes = Vec::new();
+        channel.read_to_end(&mut bytes).unwrap();
+        bytes
     }
 
     /// Stops the queue. Returns where it stands.

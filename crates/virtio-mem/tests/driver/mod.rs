@@ -44,7 +44,7 @@ pub struct Host {
     saved: Mutex<Saved>,
     pub plug_fails: Fuse,
     pub unplug_fails: Fuse,
-    pub keep_fails: Fuse,
+    pub save_fails: Fuse,
     /// Makes the process die before or after one of its changes of memory or record.
     pub dies: Fuse,
     pub notices: AtomicU64,
@@ -61,7 +61,7 @@ impl Host {
             saved: Mutex::new(Saved::new(GEOMETRY).unwrap()),
             plug_fails: Fuse::new(),
             unplug_fails: Fuse::new(),
-            keep_fails: Fuse::new(),
+            save_fails: Fuse::new(),
             dies: Fuse::new(),
             notices: AtomicU64::new(0),
         })
@@ -121,7 +121,7 @@ struct HostRecord(Arc<Host>);
 impl Record for HostRecord {
     fn keep(&mut self, state: &Saved) -> io::Result<()> {
         self.0.step();
-        fails(&self.0.keep_fails)?;
+        fails(&self.0.save_fails)?;
         // The state goes through its bytes, as in a file.
         *self.0.saved.lock().unwrap() = Saved::from_bytes(&state.to_bytes(0)).unwrap().0;
         self.0.step();

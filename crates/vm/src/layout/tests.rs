@@ -69,7 +69,7 @@ fn a_vm_is_recovered_with_what_it_has_left() {
 }
 
 #[test]
-fn memory_that_is_still_mapped_is_not_gone() {
+fn memory_that_is_still_mapped_has_not_left() {
     let file = memfd_create("layout-test", MemfdFlags::ALLOW_SEALING).unwrap();
     let file = std::fs::File::from(file);
     file.set_len(1 << 20).unwrap();
@@ -113,9 +113,9 @@ fn says(answer: impl Fn(&str) -> Value + Send + 'static) -> Qmp {
             let request: Value = serde_json::from_str(&request.unwrap()).unwrap();
             let line = request["arguments"]["command-line"].as_str();
             let answer = answer(line.or(request["execute"].as_str()).unwrap());
-            let told = json!({ "return": answer, "id": request["id"] });
-            // The client may be gone.
-            let _ = theirs.write_all(format!("{told}\n").as_bytes());
+            let reply = json!({ "return": answer, "id": request["id"] });
+            // The client may have ended.
+            let _ = theirs.write_all(format!("{reply}\n").as_bytes());
         }
     });
     Qmp::over(ours)
@@ -169,13 +169,13 @@ fn a_device_of_which_a_part_is_mapped_is_found_as_a_whole() {
     let ranges: Vec<_> = found.iter().map(|found| (found.gpa, found.last)).collect();
     assert_eq!(ranges, [(0, (512 << 20) - 1), (4 << 30, (4 << 30) + DEVICE_BYTES - 1)]);
     // Devices that contradict the tree change nothing.
-    let elsewhere = [Device { start: 8 << 30, ..devices[0].clone() }];
+    let other_address = [Device { start: 8 << 30, ..devices[0].clone() }];
     let parts = memory_tree::segments(memory_tree::tests::SLOTS, &["more".into()]);
-    assert_eq!(whole(parts.clone(), &elsewhere), parts);
+    assert_eq!(whole(parts.clone(), &other_address), parts);
 }
 
 #[test]
-fn memory_that_came_later_is_told_from_what_is_held() {
+fn memory_that_came_later_differs_from_managed_memory() {
     let dimm = |id: &str, at: u64, bytes: u64| {
         json!({ "type": "dimm", "data": {
             "id": id, "addr": at, "size": bytes, "memdev": "/objects/private",
@@ -204,10 +204,10 @@ fn memory_that_came_later_is_told_from_what_is_held() {
 
 /// Ebb has the file of this memory, and serves and counts it.
 #[test]
-fn memory_that_came_back_elsewhere_is_held() {
+fn memory_that_returned_at_another_address_is_managed() {
     // Managed memory begins at 64 GiB.
     let ours = 64_u64 << 30;
-    for (hva, is_held) in [
+    for (hva, is_managed) in [
         (Some(ours - 1), false),
         (Some(ours), true),
         (Some(ours + DEVICE_BYTES - 1), true),
@@ -225,7 +225,7 @@ fn memory_that_came_back_elsewhere_is_held() {
             _ => "No memory is mapped at address 0x200000000\r\n".into(),
         });
         let found = super::added(&mut qmp, &device_ram(), reach::end_of_look()).unwrap();
-        assert_eq!(found.is_empty(), is_held, "{hva:?}");
+        assert_eq!(found.is_empty(), is_managed, "{hva:?}");
     }
 }
 
@@ -323,10 +323,10 @@ fn unshared_memory_is_refused_by_name() {
 }
 
 #[test]
-fn memory_that_is_not_shared_is_told_with_options_that_work() {
-    let told = LayoutError::NotShared("pc.ram".into()).to_string();
+fn memory_that_is_not_shared_is_reported_with_options_that_work() {
+    let message = LayoutError::NotShared("pc.ram".into()).to_string();
     // QEMU refuses a backend with that name.
-    assert!(!told.contains("id=pc.ram"), "{told}");
-    assert!(told.contains("id=ram,") && told.contains("memory-backend=ram"), "{told}");
-    assert!(!told.contains('\n') && !told.contains("  "), "{told}");
+    assert!(!message.contains("id=pc.ram"), "{message}");
+    assert!(message.contains("id=ram,") && message.contains("memory-backend=ram"), "{message}");
+    assert!(!message.contains('\n') && !message.contains("  "), "{message}");
 }

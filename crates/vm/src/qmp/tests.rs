@@ -71,13 +71,13 @@ fn an_answer_may_come_in_parts_and_too_late() {
 }
 
 #[test]
-fn a_qemu_that_keeps_us_waiting_is_told_of_until_it_answers() {
+fn a_silent_qemu_is_reported_until_it_answers() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let (mut qmp, silence) = (Qmp::over(ours), Arc::<AtomicBool>::default());
     qmp.show_silence(Arc::clone(&silence));
-    let told = Arc::clone(&silence);
+    let shown = Arc::clone(&silence);
     let answer = std::thread::spawn(move || {
-        while !told.load(Relaxed) {
+        while !shown.load(Relaxed) {
             std::thread::yield_now();
         }
         theirs.write_all(b"{\"return\":\"text\",\"id\":1}\n").unwrap();
@@ -192,7 +192,7 @@ fn a_socket_that_nobody_serves_is_given_up() {
 }
 
 #[test]
-fn a_socket_for_which_others_wait_already_is_taken() {
+fn a_socket_for_which_others_wait_already_is_in_use() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     let listener = UnixListener::bind(&path).unwrap();

@@ -20,7 +20,7 @@ impl Backing {
     /// # Errors
     /// As memfd_create(2) and mmap(2).
     pub fn stand_in(bytes: u64) -> io::Result<Backing> {
-        let file = RamFile::create("ebb-gone", bytes)?;
+        let file = RamFile::create("ebb-unplugged", bytes)?;
         let mapping = Mapping::new(&file, 0, bytes)?;
         Ok(Backing { file, mapping })
     }
@@ -31,7 +31,7 @@ impl Backing {
     /// # Errors
     /// As [`Backing::stand_in`], and as dup3(2).
     pub fn release(&self) -> io::Result<()> {
-        let stand_in = RamFile::create("ebb-gone", self.mapping.bytes())?;
+        let stand_in = RamFile::create("ebb-unplugged", self.mapping.bytes())?;
         self.mapping.replace(&stand_in)?;
         self.file.replace(&stand_in)
     }

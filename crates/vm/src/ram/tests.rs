@@ -42,7 +42,7 @@ fn populates_and_punches() {
 }
 
 #[test]
-fn what_is_gone_is_no_ram() {
+fn memory_that_has_left_is_no_ram() {
     let backing = |name| {
         let file = RamFile::create(name, 2 << 20).unwrap();
         let mapping = Mapping::new(&file, 0, 2 << 20).unwrap();

@@ -1,4 +1,4 @@
-//! Tests of what reaches the memory, told by descriptors and by a VMM that gives set answers.
+//! Tests of what reaches the memory, from descriptors and from a VMM that gives set answers.
 
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ fn named(devices: &[MemoryUser]) -> Vec<(&str, DeviceKind)> {
 
 /// What QEMU 7.2 and 11 answer to `qom-list /machine/peripheral`, shortened.
 #[test]
-fn objects_are_told_by_their_types() {
+fn objects_are_known_by_their_types() {
     let list = json!([
         { "name": "type", "type": "string" },
         { "name": "b0", "type": "child<vhost-user-blk-pci>" },
@@ -103,7 +103,7 @@ fn descriptors_tell_what_pins_memory() {
 
 /// As QEMU prints them.
 #[test]
-fn network_back_ends_are_told_by_their_types() {
+fn network_back_ends_are_known_by_their_types() {
     let text = "hub 0\n \\ net0: index=0,type=user,net=10.0.2.0\n\
                 virtio-net-pci.0: index=0,type=nic,model=virtio-net-pci\n \
                 \\ n0: index=0,type=vhost-user,vhost-user0 to charnet0\nh: index=1,type=passt,x\n";
@@ -115,7 +115,7 @@ fn network_back_ends_are_told_by_their_types() {
 }
 
 #[test]
-fn a_migration_that_shares_memory_is_told() {
+fn a_migration_that_shares_memory_is_reported() {
     let capabilities = |state| {
         json!([{ "capability": "xbzrle", "state": true },
                { "capability": "x-ignore-shared", "state": state }])
@@ -147,7 +147,7 @@ fn vmm(answers: &'static [&'static str]) -> (tempfile::TempDir, Qmp) {
 }
 
 #[test]
-fn what_this_daemon_serves_is_told_from_the_rest() {
+fn what_this_daemon_serves_differs_from_the_rest() {
     const NONE: &str = "{\"return\":[]}";
     let (_dir, mut qmp) = vmm(&[
         "{\"return\":[{\"name\":\"a\",\"type\":\"child<vhost-user-blk-pci>\"},\

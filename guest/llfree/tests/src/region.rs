@@ -12,7 +12,7 @@ use ebb_units::{FRAME_BYTES, HUGE_BYTES};
 
 use crate::CZone;
 
-/// One region; [`Region::again`] maps the same memory elsewhere.
+/// One region; [`Region::again`] maps the same memory at another address.
 pub struct Region {
     file: RamFile,
     mapping: Mapping,

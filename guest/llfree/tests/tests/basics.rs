@@ -133,12 +133,12 @@ fn kinds_keep_to_trees_of_their_own(zone: &impl Allocator) {
 fn small_blocks_leave_free_areas_whole(zone: &impl Allocator) {
     let mut frames: Vec<u64> =
         (0..64 * 4096 / 4).map(|_| zone.get(0, Kind::Movable, 0).unwrap()).collect();
-    let gone: Vec<u64> = frames.iter().copied().filter(|frame| frame % 3 == 0).collect();
+    let put: Vec<u64> = frames.iter().copied().filter(|frame| frame % 3 == 0).collect();
     frames.retain(|frame| frame % 3 != 0);
-    gone.iter().for_each(|&frame| zone.put(frame, 0).unwrap());
+    put.iter().for_each(|&frame| zone.put(frame, 0).unwrap());
     zone.drain();
     let before = zone.free_areas();
-    assert!(gone.iter().all(|_| zone.get(0, Kind::Movable, 0).is_ok()));
+    assert!(put.iter().all(|_| zone.get(0, Kind::Movable, 0).is_ok()));
     zone.drain();
     assert_eq!(zone.free_areas(), before);
 }

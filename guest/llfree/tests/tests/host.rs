@@ -101,7 +101,7 @@ fn a_frame_of_an_area_without_memory_is_touched_before_it_is_handed_out() {
 }
 
 #[test]
-fn an_area_that_was_taken_between_the_two_looks_is_let_go() {
+fn an_area_that_was_taken_between_the_two_looks_is_left_alone() {
     let region = Region::new(FRAMES, 1).unwrap();
     let (zone, host) = (region.zone(()), region.host());
     host.soft_reclaim(5).unwrap();

@@ -281,7 +281,7 @@ fn guests_share_their_slots_and_a_host_is_there() {
     run(1, 2, 1, true);
 }
 
-/// Of two who put the same block at once, exactly one is told that it is not
+/// Of two that put the same block at once, exactly one gets the answer that it is not
 /// allocated, whatever its order.
 #[test]
 fn a_block_is_put_once() {

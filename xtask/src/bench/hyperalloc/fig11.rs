@@ -112,12 +112,12 @@ fn together(vms: &[&Vm], course: &Course, scale: &Scale) -> anyhow::Result<f64> 
 
 fn rows(report: &mut Report, taken: &Taken) {
     let [ebb, others @ ..] = fig7::KEEPERS.map(Keeper::name);
-    let told = [
+    let metrics = [
         ("footprint of all", "GiB-s", "footprint"),
         ("peak of all", "GiB", "peak"),
         ("a compile, guest's time", "s", "compile"),
     ];
-    for (what, unit, figure) in told {
+    for (what, unit, figure) in metrics {
         let of_ebb = taken.rounds(ebb, figure);
         for other in others {
             let row = Row::new(format!("{what}, {ebb}"), unit, &of_ebb).failed(taken.failed());

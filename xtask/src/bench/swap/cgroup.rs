@@ -54,14 +54,14 @@ impl Cgroup {
                 root.display()
             );
             let path = root.join(&name);
-            let (say, gone) = (|| path.display().to_string(), path.clone());
+            let (say, removed) = (|| path.display().to_string(), path.clone());
             let (_, undo) = Undo::of(
                 || fs::create_dir(&path),
                 |()| {
                     // The kernel removes a group only some time after its last process has ended.
                     move || {
-                        if let Err(error) = retry(|| fs::remove_dir(&gone)) {
-                            eprintln!("{}: {error}", gone.display());
+                        if let Err(error) = retry(|| fs::remove_dir(&removed)) {
+                            eprintln!("{}: {error}", removed.display());
                         }
                     }
                 },
@@ -161,12 +161,12 @@ impl Cgroup {
     /// # Errors
     /// A file operation fails.
     pub fn throttle(&self, number: &str, requests: u64, bytes: u64) -> anyhow::Result<()> {
-        for way in ["read", "write"] {
+        for direction in ["read", "write"] {
             for (unit, most) in [("iops", requests), ("bps", bytes)] {
-                let file = format!("blkio.throttle.{way}_{unit}_device");
+                let file = format!("blkio.throttle.{direction}_{unit}_device");
                 let (own, line) = (self.directory("blkio").join(&file), format!("{number} {most}"));
                 fs::write(&own, &line).with_context(|| own.display().to_string())?;
-                if way == "write" {
+                if direction == "write" {
                     let roots = Path::new(ROOT).join("blkio").join(&file);
                     self.hold_root(&roots, &line, format!("{number} 0"))?;
                 }
@@ -212,7 +212,7 @@ impl Cgroup {
                 }
             }),
         };
-        self.adopt(std::process::id())?;
+        self.add(std::process::id())?;
         Ok(entered)
     }
 
@@ -220,7 +220,7 @@ impl Cgroup {
     ///
     /// # Errors
     /// A file operation fails.
-    pub fn adopt(&self, pid: u32) -> anyhow::Result<()> {
+    pub fn add(&self, pid: u32) -> anyhow::Result<()> {
         CONTROLLERS.iter().try_for_each(|controller| move_into(&self.directory(controller), pid))
     }
 }

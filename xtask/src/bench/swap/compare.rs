@@ -1,15 +1,15 @@
 //! What all figures of swapping share: whom they compare, what they count, and their rows.
 
+mod metric;
 mod screening;
 mod side;
-mod told;
 
 use vmtest::Vm;
 
+pub use self::metric::{COUNTED, Metric};
 pub use self::screening::{Screening, best, screen};
 pub use self::side::again;
 use self::side::{held_to, name, tries};
-pub use self::told::{COUNTED, Told};
 use super::held;
 use super::keeper::Keeper;
 use super::rig::{Ground, Rig};
@@ -103,24 +103,24 @@ pub fn take(
 pub fn rows(
     report: &mut Report,
     taken: &Taken,
-    told: Told,
+    metric: Metric,
     (ebb, linux): (Keeper, &[Keeper]),
     goal: Option<f64>,
 ) {
     let what = match ebb {
-        Keeper::Ebb => format!("{}: {}", taken.case, told.what),
-        _ => format!("{}: {}, {}", taken.case, told.what, ebb.name()),
+        Keeper::Ebb => format!("{}: {}", taken.case, metric.what),
+        _ => format!("{}: {}, {}", taken.case, metric.what, ebb.name()),
     };
-    let of_ebb = taken.rounds(&ebb.name(), told.figure);
-    let new = || Row::new(what.clone(), told.unit, &of_ebb).failed(taken.failed());
+    let of_ebb = taken.rounds(&ebb.name(), metric.figure);
+    let new = || Row::new(what.clone(), metric.unit, &of_ebb).failed(taken.failed());
     let others: Vec<(String, Rounds)> = linux
         .iter()
-        .map(|keeper| (name(*keeper), taken.rounds(&keeper.name(), told.figure)))
+        .map(|keeper| (name(*keeper), taken.rounds(&keeper.name(), metric.figure)))
         .filter(|(_, rounds)| !rounds.figures().is_empty())
         .collect();
     if let Some(goal) = goal {
-        let row = new().against_best(&others, told.better);
-        report.row(match told.better {
+        let row = new().against_best(&others, metric.better);
+        report.row(match metric.better {
             Better::Less => row.at_most(goal),
             Better::More => row.at_least(goal),
         });
@@ -138,8 +138,8 @@ pub fn rows(
 
 /// Adds rows of [`COUNTED`] against the first of Linux's ways, which was the best in the screening.
 pub fn costs(report: &mut Report, taken: &Taken, ebb: Keeper, linux: &[Keeper]) {
-    for told in COUNTED {
-        rows(report, taken, told, (ebb, &linux[..linux.len().min(1)]), None);
+    for metric in COUNTED {
+        rows(report, taken, metric, (ebb, &linux[..linux.len().min(1)]), None);
     }
     if let Some(said) = less_memory(taken, ebb, linux) {
         report.note(said);
@@ -174,7 +174,7 @@ mod tests {
 
     /// A killed QEMU is a second try for Linux and a failure for Ebb. The report tells both.
     #[test]
-    fn tries_are_told_and_ebb_has_one() {
+    fn tries_are_reported_and_ebb_has_one() {
         let directory = vmtest::Scratch::new("ebb-test-").unwrap();
         let place = directory.path().to_owned();
         let session = Session::new(Identity::of_test(), false, Some(1), place).unwrap();
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(taken.failed(), 1);
         let notes = report.notes().join("\n");
         assert!(notes.contains("Ebb failed, which misses every goal: 1 tries: QEMU"), "{notes}");
-        let seconds = Told::less("x", "s", "s");
+        let seconds = Metric::less("x", "s", "s");
         rows(&mut report, &taken, seconds, (Keeper::Ebb, &PLAIN_LINUX[..1]), Some(0.9));
         report.finish(&session);
         let json = std::fs::read_to_string(report.save(directory.path()).unwrap()).unwrap();
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn guests_with_less_memory_are_told() {
+    fn guests_with_less_memory_are_reported() {
         let directory = vmtest::Scratch::new("ebb-test-").unwrap();
         let place = directory.path().to_owned();
         let session = Session::new(Identity::of_test(), false, Some(1), place).unwrap();

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::compare::{self, Told};
+use super::compare::{self, Metric};
 use super::fig9::{LIMIT_MIB, MEMORY_MIB};
 use super::keeper::{Keeper, PLAIN_LINUX};
 use super::linux::Linux;
@@ -28,9 +28,9 @@ const GOAL: f64 = 0.5;
 /// Number of repetitions: in a quick run, and in a full one.
 const TURNS: [usize; 2] = [1, 3];
 
-const TIME: Told = Told::less("taking 200 MB", "s", "seconds");
-const TOLD: [Told; 2] =
-    [Told::less("pages in", "", "pages-in"), Told::less("pages swapped out", "", "pages-out")];
+const TIME: Metric = Metric::less("taking 200 MB", "s", "seconds");
+const METRICS: [Metric; 2] =
+    [Metric::less("pages in", "", "pages-in"), Metric::less("pages swapped out", "", "pages-out")];
 
 /// Runs the benchmark.
 ///
@@ -86,9 +86,9 @@ fn rows(report: &mut Report, taken: &Taken, linux: &[Keeper]) {
     let time = time.failed(taken.failed());
     report.row(time.against_vms(Keeper::EbbBlind.name(), &blind).at_most(GOAL));
     compare::rows(report, taken, TIME, (Keeper::Ebb, linux), None);
-    for told in TOLD {
+    for metric in METRICS {
         let others = [&[Keeper::EbbBlind], linux].concat();
-        compare::rows(report, taken, told, (Keeper::Ebb, &others), None);
+        compare::rows(report, taken, metric, (Keeper::Ebb, &others), None);
     }
     compare::costs(report, taken, Keeper::Ebb, linux);
 }

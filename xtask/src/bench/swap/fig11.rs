@@ -5,7 +5,7 @@ use std::path::Path;
 
 use vmtest::assets;
 
-use super::compare::{self, Screening, Told};
+use super::compare::{self, Metric, Screening};
 use super::keeper::{Keeper, PLAIN_LINUX};
 use super::linux::Linux;
 use super::medium::Medium;
@@ -27,7 +27,7 @@ const QUICK_MIB: u64 = 192;
 const SCREENED_MIB: [u64; 2] = [192, 128];
 /// Name of the file of the compressor's screening, which figure 14 shares.
 const SCREENING: &str = "swap-screening-zstd";
-const TIME: Told = Told::less("time", "s", "seconds");
+const TIME: Metric = Metric::less("time", "s", "seconds");
 
 /// The guest's work.
 #[derive(Clone, Copy)]
@@ -114,7 +114,7 @@ pub fn screen_zstd(
     let [first, second] = SCREENED_MIB.map(|mib| case(ZSTD.name, mib, 1));
     let screening = Screening {
         cases: [&first, &second],
-        told: TIME,
+        metric: TIME,
         ebb: Keeper::Ebb,
         beside: &beside,
         shrinks: true,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 use vmtest::{Vm, assets};
 
-use super::compare::{self, Told};
+use super::compare::{self, Metric};
 use super::fig11::{self, IMAGE_BYTES};
 use super::held::Held;
 use super::keeper::Keeper;
@@ -50,8 +50,8 @@ const APART: Duration = Duration::from_secs(10);
 const TO_REST: Duration = Duration::from_secs(240);
 /// Time between two samples of all guests' memory: a sample takes some 60 ms of a processor.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-const TIME: Told = Told::less("a job, geometric mean", "s", "job");
-const LAST: Told = Told::less("the last job's end", "s", "all");
+const TIME: Metric = Metric::less("a job, geometric mean", "s", "job");
+const LAST: Metric = Metric::less("the last job's end", "s", "all");
 
 /// Runs the benchmark.
 ///

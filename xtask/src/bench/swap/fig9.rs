@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::compare::{self, Screening, Told};
+use super::compare::{self, Metric, Screening};
 use super::keeper::Keeper;
 use super::linux::Linux;
 use super::medium::Medium;
@@ -43,12 +43,12 @@ const CASES: [Case; 3] = [
 /// Sides without a limit, and with no more memory than the limit. They are shown, but not compared.
 const OTHERS: [Keeper; 2] = [Keeper::Nobody, Keeper::Small];
 
-const TIME: Told = Told::less("an iteration, from the second on", "s", "later");
-const TOLD: [Told; 4] = [
-    Told::less("the first iteration", "s", "first"),
-    Told::less("requests in, an iteration", "", "requests"),
-    Told::less("pages in, an iteration", "", "pages-in"),
-    Told::less("pages swapped out, an iteration", "", "pages-out"),
+const TIME: Metric = Metric::less("an iteration, from the second on", "s", "later");
+const METRICS: [Metric; 4] = [
+    Metric::less("the first iteration", "s", "first"),
+    Metric::less("requests in, an iteration", "", "requests"),
+    Metric::less("pages in, an iteration", "", "pages-in"),
+    Metric::less("pages swapped out, an iteration", "", "pages-out"),
 ];
 
 /// Returns the greatest part of the best baseline's time: Ebb should be 6 times as fast, or 1.5
@@ -134,7 +134,7 @@ fn screen(
     let [first, second] = passes.map(Case::name);
     let screening = Screening {
         cases: [&first, &second],
-        told: TIME,
+        metric: TIME,
         ebb: Keeper::Ebb,
         beside: &[Keeper::Balloon],
         shrinks: false,
@@ -187,8 +187,8 @@ fn read_requests(traffic: &Both) -> f64 {
 fn rows(report: &mut Report, medium: Medium, taken: &Taken, linux: &[Keeper]) {
     let sides = (Keeper::Ebb, linux);
     compare::rows(report, taken, TIME, sides, Some(goal(medium)));
-    for told in TOLD {
-        compare::rows(report, taken, told, sides, None);
+    for metric in METRICS {
+        compare::rows(report, taken, metric, sides, None);
     }
     compare::rows(report, taken, TIME, (Keeper::Ebb, &OTHERS), None);
     let name = Keeper::Ebb.name();

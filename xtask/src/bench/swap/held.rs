@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_more_than_the_limit_on_average_is_not_held() {
+    fn a_side_above_its_limit_on_average_fails() {
         let of = |guests: &[f64], limit| {
             let mut figures = Figures::new();
             held(guests).add_to(&mut figures, limit);

@@ -105,9 +105,9 @@ fn rows(report: &mut Report, taken: &Taken) {
         let row = Row::new(what, unit, &ebb).failed(taken.failed());
         report.row(row.against_vms(against, &qemu).at_least(1.0));
     }
-    for told in compare::COUNTED {
-        let [ebb, qemu] = both(told.figure);
-        report.row(Row::new(told.what, told.unit, &ebb).against(against, &qemu));
+    for metric in compare::COUNTED {
+        let [ebb, qemu] = both(metric.figure);
+        report.row(Row::new(metric.what, metric.unit, &ebb).against(against, &qemu));
     }
 }
 

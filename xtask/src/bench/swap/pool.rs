@@ -61,9 +61,9 @@ impl Zram {
             let number = number.trim().to_owned();
             move || {
                 let reset = format!("/sys/block/zram{number}/reset");
-                let gone = fs::write(&reset, "1")
+                let reset_done = fs::write(&reset, "1")
                     .and_then(|()| fs::write(Path::new(ZRAM_CONTROL).join("hot_remove"), &number));
-                if let Err(error) = gone {
+                if let Err(error) = reset_done {
                     eprintln!("zram{number}: {error}");
                 }
             }

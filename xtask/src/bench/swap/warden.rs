@@ -222,7 +222,7 @@ mod tests {
 
     /// Version 1 of control groups charges compressed memory to nobody, so the limit is on the sum.
     #[test]
-    fn memory_and_pool_are_held_together() {
+    fn memory_and_pool_share_one_limit() {
         let _turn = one_at_a_time();
         let (all, limit) = (64 << 20, 24 << 20);
         let scratch = vmtest::Scratch::new("ebb-test-").unwrap();
@@ -266,7 +266,7 @@ mod tests {
             let mut filler = Filler(command.spawn().unwrap());
             let program = &mut filler.0;
             // Other tests of this process must not be in the group.
-            cgroup.adopt(program.id()).unwrap();
+            cgroup.add(program.id()).unwrap();
             program.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
             let output = program.stdout.as_mut().unwrap();
             let is_ready = |line: io::Result<String>| line.unwrap() == "filled";

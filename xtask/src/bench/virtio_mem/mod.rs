@@ -1,11 +1,11 @@
 //! Growing and shrinking a VM: Table 1 and Figures 3 to 8 of virtio-mem's paper, and how long it
 //! takes. `docs/benchmarks.md` explains each row.
 
+mod mechanism;
 mod plug;
 mod speed;
 mod steps;
 mod unmovable;
-mod way;
 
 use anyhow::{Context, ensure};
 use ebb_api::{ResizeReport, SizeState};

@@ -5,7 +5,7 @@ use std::time::Instant;
 use serde_json::json;
 use vmtest::{Guest, Host, MemoryDevice, Vm, assets, until};
 
-use super::way::Way;
+use super::mechanism::Mechanism;
 use super::{KERNEL, MIB, MOVABLE, mib, one, reach};
 use crate::bench::report::Report;
 use crate::bench::rounds::Rounds;
@@ -74,11 +74,13 @@ fn alone(report: &mut Report, gib: u64, rounds: usize) -> anyhow::Result<()> {
 
 /// Measures the command, on VMs that Ebb manages.
 fn resized(report: &mut Report, gib: u64, rounds: usize) -> anyhow::Result<()> {
-    let ways = Way::here(report);
+    let mechanisms = Mechanism::here(report);
     let most_mib = BEGAN_MIB + gib * 1024;
-    let start = |&way: &Way| way.start(Guest::debian(KERNEL).append(MOVABLE), BEGAN_MIB, most_mib);
-    let vms: Vec<Vm> = ways.iter().map(start).collect();
-    let mut all: Vec<Figures> = ways.iter().map(|_| Figures::default()).collect();
+    let start = |&mechanism: &Mechanism| {
+        mechanism.start(Guest::debian(KERNEL).append(MOVABLE), BEGAN_MIB, most_mib)
+    };
+    let vms: Vec<Vm> = mechanisms.iter().map(start).collect();
+    let mut all: Vec<Figures> = mechanisms.iter().map(|_| Figures::default()).collect();
     let (small, large) = (format!("{BEGAN_MIB}M"), format!("{most_mib}M"));
     for vm in &vms {
         reach(vm, &small)?;
@@ -92,11 +94,11 @@ fn resized(report: &mut Report, gib: u64, rounds: usize) -> anyhow::Result<()> {
         }
     }
     if let Some((balloon, devices)) = all.split_last() {
-        for (way, device) in ways.iter().zip(devices) {
-            rows(report, gib, way.name(), device, ("balloon", balloon), None);
+        for (mechanism, device) in mechanisms.iter().zip(devices) {
+            rows(report, gib, mechanism.name(), device, ("balloon", balloon), None);
         }
     }
-    if ways.contains(&Way::Own) {
+    if mechanisms.contains(&Mechanism::Own) {
         touch_unplugged(report, &vms[0]);
     }
     Ok(())

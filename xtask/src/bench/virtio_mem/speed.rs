@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use vmtest::Guest;
 
-use super::way::Way;
+use super::mechanism::Mechanism;
 use super::{KERNEL, MOVABLE, reach, resize};
 use crate::bench::blocks::{Blocks, Taken};
 use crate::bench::kept::Figures;
@@ -18,7 +18,7 @@ const NAME: &str = "virtio-mem-fig7";
 struct Scale {
     small_mib: u64,
     large_mib: u64,
-    /// VMs of each way.
+    /// VMs of each mechanism.
     blocks: usize,
     seconds: u64,
 }
@@ -48,7 +48,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     report.seeded(blocks.seed());
     let scale = if session.identity.quick { QUICK } else { FULL };
     report.note(format!(
-        "1st percentiles of the samples of {} s, {} VMs of each way: ebb is with the VM made smaller \
+        "1st percentiles of the samples of {} s, {} VMs of each mechanism: ebb is with the VM made smaller \
          ({} of {} MiB, which were used and freed before) at {} s, other without, in the same VM.",
         scale.seconds,
         scale.blocks,
@@ -56,22 +56,23 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
         scale.large_mib,
         scale.shrink_at().as_secs(),
     ));
-    let ways = Way::here(&mut report);
-    let sides = (&ways[..], |way: Way| way.name().to_owned());
-    let taken =
-        blocks.take(&mut report, "smaller", sides, scale.blocks, |way| measure(way, &scale))?;
-    for way in ways {
+    let mechanisms = Mechanism::here(&mut report);
+    let sides = (&mechanisms[..], |mechanism: Mechanism| mechanism.name().to_owned());
+    let taken = blocks.take(&mut report, "smaller", sides, scale.blocks, |mechanism| {
+        measure(mechanism, &scale)
+    })?;
+    for mechanism in mechanisms {
         for load in scale.loads() {
-            report.row(samples::row(&taken, way.name(), load));
+            report.row(samples::row(&taken, mechanism.name(), load));
         }
     }
     plot(&report, &scale, &taken)?;
     Ok(report)
 }
 
-fn measure(way: Way, scale: &Scale) -> anyhow::Result<Figures> {
+fn measure(mechanism: Mechanism, scale: &Scale) -> anyhow::Result<Figures> {
     let guest = Guest::debian(KERNEL).append(MOVABLE).cpus(2);
-    let vm = way.start(guest, scale.small_mib, scale.large_mib);
+    let vm = mechanism.start(guest, scale.small_mib, scale.large_mib);
     let mut figures = Figures::new();
     for load in scale.loads() {
         reach(&vm, &format!("{}M", scale.large_mib))?;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use vmtest::{Guest, until};
 
-use super::way::Way;
+use super::mechanism::Mechanism;
 use super::{KERNEL, MOVABLE, mib, node_mib, one, reach, settled_blocks};
 use crate::bench::report::Report;
 use crate::bench::row::Row;
@@ -42,13 +42,13 @@ pub fn tab1(session: &Session) -> anyhow::Result<Report> {
         16384 / part,
         if quick { ", beyond the beginning a quarter of them" } else { "" }
     ));
-    let mut ways = Way::here(&mut report);
-    ways.retain(|&way| way != Way::Balloon);
-    let all = ways.iter().map(|&way| step_through(way, part));
+    let mut mechanisms = Mechanism::here(&mut report);
+    mechanisms.retain(|&mechanism| mechanism != Mechanism::Balloon);
+    let all = mechanisms.iter().map(|&mechanism| step_through(mechanism, part));
     let all: Vec<Vec<Step>> = all.collect::<anyhow::Result<_>>()?;
-    for (way, steps) in ways.iter().zip(&all) {
+    for (mechanism, steps) in mechanisms.iter().zip(&all) {
         for step in steps {
-            let what = format!("{}, {}", way.name(), step.what);
+            let what = format!("{}, {}", mechanism.name(), step.what);
             let size = Row::new(format!("{what}: size"), "MiB", &one(step.size_mib));
             report.row(size.against("requested", &one(step.wanted_mib)).exact().at_least(1.0));
             let linux = Row::new(format!("{what}: in Linux"), "MiB more", &one(step.linux_mib));
@@ -58,16 +58,16 @@ pub fn tab1(session: &Session) -> anyhow::Result<Report> {
     if let [own, qemus] = &all[..] {
         for (own, other) in own.iter().zip(qemus) {
             let time = Row::new(format!("{}: time", own.what), "s", &one(own.seconds));
-            report.row(time.against(Way::Qemus.name(), &one(other.seconds)));
+            report.row(time.against(Mechanism::Qemus.name(), &one(other.seconds)));
         }
     }
     Ok(report)
 }
 
-fn step_through(way: Way, part: u64) -> anyhow::Result<Vec<Step>> {
+fn step_through(mechanism: Mechanism, part: u64) -> anyhow::Result<Vec<Step>> {
     let node_began = 4096 / part;
     let guest = Guest::debian(KERNEL).append(MOVABLE).run_nodes(2);
-    let vm = way.start(guest, 2 * node_began, 40960 / part);
+    let vm = mechanism.start(guest, 2 * node_began, 40960 / part);
     let began = [node_mib(&vm, 0), node_mib(&vm, 1)];
     let mut done = Vec::new();
     for (step, beyond) in (1..).zip(STEPS) {
@@ -75,7 +75,7 @@ fn step_through(way: Way, part: u64) -> anyhow::Result<Vec<Step>> {
             let beyond = beyond[node] / part / 2 * 2;
             let wanted = node_began + beyond;
             let start = Instant::now();
-            let told = reach(&vm, &format!("{wanted}M --node {node}"))?;
+            let size = reach(&vm, &format!("{wanted}M --node {node}"))?;
             let grown = || node_mib(&vm, node) - began[node];
             until("the node's memory", || {
                 ((grown() - beyond as f64).abs() < COUNT_OFF_MIB).then_some(())
@@ -83,7 +83,7 @@ fn step_through(way: Way, part: u64) -> anyhow::Result<Vec<Step>> {
             done.push(Step {
                 what: format!("step {step}, node {node}"),
                 wanted_mib: wanted as f64,
-                size_mib: mib(told.bytes),
+                size_mib: mib(size.bytes),
                 beyond_mib: beyond as f64,
                 linux_mib: grown(),
                 seconds: start.elapsed().as_secs_f64(),
@@ -103,40 +103,45 @@ pub fn fig3(session: &Session) -> anyhow::Result<Report> {
     let (began, most, step) = if quick { (1024, 3072, 512) } else { (4096, 20480, 1024) };
     report.note(format!(
         "A guest of {began} MiB grows to {most} MiB in steps of {step} MiB and shrinks again, by \
-         each way. Memory blocks in Linux (128 MiB each) after each step. DIMMs: not run; one of \
+         each mechanism. Memory blocks in Linux (128 MiB each) after each step. DIMMs: not run; one of \
          a step's size brings as many blocks as virtio-mem does."
     ));
     let sizes: Vec<u64> = (began..=most).step_by(step).collect();
     let turns: Vec<u64> = sizes.iter().chain(sizes.iter().rev().skip(1)).copied().collect();
-    let ways = Way::here(&mut report);
-    let curve = |&way: &Way| -> anyhow::Result<Vec<(f64, f64)>> {
-        let vm = way.start(Guest::debian(KERNEL).append(MOVABLE), began, most);
+    let mechanisms = Mechanism::here(&mut report);
+    let curve = |&mechanism: &Mechanism| -> anyhow::Result<Vec<(f64, f64)>> {
+        let vm = mechanism.start(Guest::debian(KERNEL).append(MOVABLE), began, most);
         let at = |size: &u64| {
             reach(&vm, &format!("{size}M"))?;
             Ok((*size as f64 / 1024.0, settled_blocks(&vm)))
         };
         turns.iter().map(at).collect()
     };
-    let curves: Vec<Vec<(f64, f64)>> = ways.iter().map(curve).collect::<anyhow::Result<_>>()?;
+    let curves: Vec<Vec<(f64, f64)>> =
+        mechanisms.iter().map(curve).collect::<anyhow::Result<_>>()?;
     let balloon = &curves[curves.len() - 1];
     for (what, place) in [
         ("smallest, before", 0),
         ("largest", sizes.len() - 1),
         ("smallest, after", turns.len() - 1),
     ] {
-        for (way, curve) in ways.iter().zip(&curves).filter(|(way, _)| **way != Way::Balloon) {
-            let what = format!("{}: memory blocks, {what}", way.name());
+        for (mechanism, curve) in mechanisms
+            .iter()
+            .zip(&curves)
+            .filter(|(mechanism, _)| **mechanism != Mechanism::Balloon)
+        {
+            let what = format!("{}: memory blocks, {what}", mechanism.name());
             let row = Row::new(what, "", &one(curve[place].1));
             report.row(row.against("balloon", &one(balloon[place].1)).exact().at_most(1.0));
         }
     }
     let panel = |title: &str, range: std::ops::Range<usize>| Panel {
         title: title.into(),
-        series: ways
+        series: mechanisms
             .iter()
             .zip(&curves)
-            .map(|(way, points)| Series {
-                name: way.name().into(),
+            .map(|(mechanism, points)| Series {
+                name: mechanism.name().into(),
                 points: points[range.clone()].to_vec(),
                 is_bound: false,
             })

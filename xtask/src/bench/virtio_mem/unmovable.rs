@@ -4,7 +4,7 @@ use anyhow::ensure;
 use ebb_api::SizeState;
 use vmtest::{Guest, Vm};
 
-use super::way::Way;
+use super::mechanism::Mechanism;
 use super::{KERNEL, MIB, reach, resize, settled_blocks};
 use crate::bench::report::Report;
 use crate::bench::rounds::Rounds;
@@ -16,10 +16,10 @@ const KERNELS: &str = "memhp_default_state=online_kernel";
 /// Goal: percent of the plugged memory that is unplugged, which is the paper's worst result.
 const UNPLUGGED_LEAST: f64 = 99.7;
 
-/// Results of one way.
+/// Results of one mechanism.
 struct Figures {
-    way: Way,
-    gone_percent: Rounds,
+    mechanism: Mechanism,
+    unplugged_percent: Rounds,
     blocks_left: Rounds,
 }
 
@@ -36,29 +36,32 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
          emptied by processes and files while slabs grow among them, and shrinks to where it \
          began; {rounds} rounds, a VM each. What is left are slabs."
     ));
-    let new =
-        |way| Figures { way, gone_percent: Rounds::default(), blocks_left: Rounds::default() };
-    let mut all: Vec<Figures> = Way::here(&mut report).into_iter().map(new).collect();
+    let new = |mechanism| Figures {
+        mechanism,
+        unplugged_percent: Rounds::default(),
+        blocks_left: Rounds::default(),
+    };
+    let mut all: Vec<Figures> = Mechanism::here(&mut report).into_iter().map(new).collect();
     for _ in 0..rounds {
-        for Figures { way, gone_percent, blocks_left } in &mut all {
-            let vm = way.start(Guest::debian(KERNEL).append(KERNELS), began, most);
+        for Figures { mechanism, unplugged_percent, blocks_left } in &mut all {
+            let vm = mechanism.start(Guest::debian(KERNEL).append(KERNELS), began, most);
             reach(&vm, &format!("{most}M"))?;
             work(&vm, most)?;
-            let told = resize(&vm, &format!("{began}M"))?;
-            if told.state != SizeState::Reached {
-                report.note(format!("{}: {}", way.name(), told.stopped_by));
+            let size = resize(&vm, &format!("{began}M"))?;
+            if size.state != SizeState::Reached {
+                report.note(format!("{}: {}", mechanism.name(), size.stopped_by));
             }
-            let gone = (most * MIB).saturating_sub(told.bytes);
-            gone_percent.push(100.0 * gone as f64 / ((most - began) * MIB) as f64);
+            let unplugged = (most * MIB).saturating_sub(size.bytes);
+            unplugged_percent.push(100.0 * unplugged as f64 / ((most - began) * MIB) as f64);
             blocks_left.push(settled_blocks(&vm));
         }
     }
     let Some((balloon, devices)) = all.split_last() else { return Ok(report) };
     for device in devices {
-        let what = format!("{}: of what is to go, went", device.way.name());
-        let row = Row::new(what, "%", &device.gone_percent).not_less_than(UNPLUGGED_LEAST);
-        report.row(row.against("balloon", &balloon.gone_percent));
-        let what = format!("{}: memory blocks left", device.way.name());
+        let what = format!("{}: of what is to go, went", device.mechanism.name());
+        let row = Row::new(what, "%", &device.unplugged_percent).not_less_than(UNPLUGGED_LEAST);
+        report.row(row.against("balloon", &balloon.unplugged_percent));
+        let what = format!("{}: memory blocks left", device.mechanism.name());
         let row = Row::new(what, "", &device.blocks_left);
         report.row(row.against("balloon", &balloon.blocks_left));
     }

@@ -14,7 +14,7 @@ use crate::bench::report::Report;
 use crate::bench::row::{Better, Row};
 use crate::bench::samples::wait_until;
 use crate::bench::session::Session;
-use crate::bench::swap::compare::{self, Screening, Told};
+use crate::bench::swap::compare::{self, Metric, Screening};
 use crate::bench::swap::keeper::{Keeper, PLAIN_LINUX};
 use crate::bench::swap::linux::Linux;
 use crate::bench::swap::medium::{Medium, Traffic};
@@ -108,14 +108,14 @@ const FULL: Scale = Scale { slice: Duration::from_secs(5), slices: 3, is_phased:
 const QUICK: Scale = Scale { slice: Duration::from_secs(3), slices: 3, is_phased: true };
 const SCREENING: Scale = Scale { slice: Duration::from_secs(5), slices: 1, is_phased: false };
 
-const LOADS: [Told; 2] = [
-    Told { what: "accesses, zipf", unit: "/s", figure: "zipf", better: Better::More },
-    Told { what: "accesses, phased", unit: "/s", figure: "phased", better: Better::More },
+const LOADS: [Metric; 2] = [
+    Metric { what: "accesses, zipf", unit: "/s", figure: "zipf", better: Better::More },
+    Metric { what: "accesses, phased", unit: "/s", figure: "phased", better: Better::More },
 ];
 
 /// Cost of one access, and the figure with the cost of all accesses. Slices are equally long on all
 /// sides, so they differ in their accesses.
-const EACH: [(Told, &str); 2] = [
+const EACH: [(Metric, &str); 2] = [
     (each("CPU of QEMU and the daemon, an access", "cpu-each"), "cpu"),
     (
         each("CPU of all that the host did but for this bench, an access", "host-cpu-each"),
@@ -123,8 +123,8 @@ const EACH: [(Told, &str); 2] = [
     ),
 ];
 
-const fn each(what: &'static str, figure: &'static str) -> Told {
-    Told { what, unit: "us", figure, better: Better::Less }
+const fn each(what: &'static str, figure: &'static str) -> Metric {
+    Metric { what, unit: "us", figure, better: Better::Less }
 }
 
 /// Runs the benchmark.
@@ -152,7 +152,7 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
         let context = (session, &mut blocks, &mut report);
         let screening = Screening {
             cases: [content.name(); 2],
-            told: LOADS[0],
+            metric: LOADS[0],
             ebb,
             beside: &[],
             shrinks: content == Content::Shrinks,
@@ -200,9 +200,9 @@ fn one(keeper: Keeper, content: Content, image: &Path, scale: Scale) -> anyhow::
         anyhow::ensure!(stopped.ends_with(" 0"), "wrong bytes: {stopped}");
         Ok(())
     })?;
-    for (told, of) in EACH {
+    for (metric, of) in EACH {
         let all: f64 = figures.get(of).into_iter().flatten().sum();
-        compare::add(&mut figures, told.figure, 1e6 * all / accesses);
+        compare::add(&mut figures, metric.figure, 1e6 * all / accesses);
     }
     Ok(figures)
 }
@@ -273,8 +273,8 @@ fn rows(report: &mut Report, content: Content, taken: &Taken, linux: &[Keeper]) 
             }
         }
     }
-    for (told, _) in EACH {
-        compare::rows(report, taken, told, (ebb, linux), None);
+    for (metric, _) in EACH {
+        compare::rows(report, taken, metric, (ebb, linux), None);
     }
     compare::costs(report, taken, ebb, linux);
 }

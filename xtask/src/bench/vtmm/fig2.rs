@@ -71,7 +71,8 @@ fn looked_at(report: &mut Report, quick: bool) -> anyhow::Result<()> {
             .row(row("looked at", "MiB", &pruned.looked_at).against("all tables", &full.looked_at));
         report.row(row("a window", "us", &pruned.time).against("all tables", &full.time));
         report.row(
-            row("metadata held, a window", "frames", &pruned.held).against("no queue", &full.held),
+            row("metadata held, a window", "frames", &pruned.locked)
+                .against("no queue", &full.locked),
         );
         for (curve, figures) in curves.iter_mut().zip([&pruned, &full]) {
             curve.push((percent, figures.looked_at.median()));
@@ -97,7 +98,7 @@ fn looked_at(report: &mut Report, quick: bool) -> anyhow::Result<()> {
 struct Windows {
     looked_at: Rounds,
     time: Rounds,
-    held: Rounds,
+    locked: Rounds,
 }
 
 /// Measures windows with the queue, which skips unused memory, and full windows without a queue.
@@ -113,7 +114,7 @@ fn windows_of(vm: &Vm, tracked: &Tracked, count: u32) -> [Windows; 2] {
             let round = tracked.round(walk, &mut levels);
             windows.time.push(us(start.elapsed()));
             windows.looked_at.push(round.tables as f64 * HUGE_BYTES as f64 / f64::from(1 << 20));
-            windows.held.push(round.held_frames as f64);
+            windows.locked.push(round.locked_frames as f64);
         }
         windows
     })

@@ -57,7 +57,7 @@ struct Course {
 }
 
 /// Figures of a course, and the stage after which each is taken.
-const TOLD: [(&str, usize); 2] = [("fixed", 1), ("moved", 2)];
+const STAGES: [(&str, usize); 2] = [("fixed", 1), ("moved", 2)];
 const COURSE: &str = "course";
 
 /// Returns the name of a VM's figure.
@@ -67,7 +67,7 @@ fn figure(percent: u64, policy: Policy, what: &str) -> String {
 
 impl Course {
     fn add_to(self, figures: &mut Figures) {
-        for (what, stage) in TOLD {
+        for (what, stage) in STAGES {
             if let Some(&share) = self.shares.get(stage * STAGE - 1) {
                 add(figures, &figure(self.percent, self.policy, what), share);
             }
@@ -129,7 +129,7 @@ fn by_counts(rig: &Rig, percent: u64) -> anyhow::Result<Vec<Course>> {
     let mut courses = [Policy::Ebb, Policy::Threshold, Policy::Nobody]
         .map(|policy| (Course { percent, policy, shares: Vec::new() }, first_touched(rig)));
     let mut levels = rig.tracked.levels(TOP_LEVEL);
-    for number in 0..TOLD.len() {
+    for number in 0..STAGES.len() {
         let hot = stage(rig, percent, number);
         let hot_frames = rig.hot_frames(hot);
         for _ in 0..STAGE {
@@ -151,7 +151,7 @@ fn by_counts(rig: &Rig, percent: u64) -> anyhow::Result<Vec<Course>> {
 fn by_recency(rig: &Rig, percent: u64) -> anyhow::Result<Course> {
     let (mut recency, mut placement) = (Recency::default(), first_touched(rig));
     let mut course = Course { percent, policy: Policy::Lru, shares: Vec::new() };
-    for number in 0..TOLD.len() {
+    for number in 0..STAGES.len() {
         let hot = stage(rig, percent, number);
         let hot_frames = rig.hot_frames(hot);
         for _ in 0..STAGE {
@@ -171,7 +171,7 @@ fn rows(report: &mut Report, percents: &[u64], taken: &Taken) {
     for &percent in percents {
         let goal = GOALS[usize::from(percent > ROOM_PERCENT)];
         for other in POLICIES.into_iter().filter(|policy| *policy != Policy::Ebb) {
-            for (what, _) in TOLD {
+            for (what, _) in STAGES {
                 let of = |policy| taken.rounds(SIDE, &figure(percent, policy, what));
                 let what = format!("{percent} % hot, {what}: share of the best");
                 let row = Row::new(what, "", &of(Policy::Ebb)).failed(taken.failed());

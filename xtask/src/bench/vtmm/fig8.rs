@@ -33,8 +33,8 @@ const PROGRAMS_MIB: [u64; 4] = [20, 60, 200, 200];
 /// Percent of that memory that gets nine accesses of ten.
 const HOT_PERCENT: u64 = 70;
 /// An island, in which nobody gives or takes, and a pool with the paper's limits.
-const WAYS: [Way; 2] =
-    [Way { name: "island", limits: [100, 100] }, Way { name: "pool", limits: [75, 125] }];
+const SETUPS: [Setup; 2] =
+    [Setup { name: "island", limits: [100, 100] }, Setup { name: "pool", limits: [75, 125] }];
 const GOAL: f64 = 1.12;
 /// Time without a change after which limits count as stable.
 const STEADY: Duration = Duration::from_secs(20);
@@ -43,13 +43,13 @@ const STEADY: Duration = Duration::from_secs(20);
 const STEADY_MOST: Duration = Duration::from_secs(240);
 
 #[derive(Clone, Copy)]
-struct Way {
+struct Setup {
     name: &'static str,
     /// Least and greatest limit, in percent of the share.
     limits: [u32; 2],
 }
 
-/// Number of sets of VMs, and how long each way is measured.
+/// Number of sets of VMs, and how long each setup is measured.
 struct Scale {
     sets: usize,
     slice: Duration,
@@ -73,22 +73,22 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
          {PROGRAMS_MIB:?} MiB at random, 90 % of the time {HOT_PERCENT} % of them. The rest is in a \
          swap file on a loop device with direct I/O on this machine's disk. Island: nobody gives or \
          takes; pool: {:?} % of the share. All: the mean of the VMs' speeds, each as a part of its \
-         island's; {} sets of VMs, each in both ways, in any order.",
-        WAYS[1].limits, scale.sets
+         island's; {} sets of VMs, each in both setups, in any order.",
+        SETUPS[1].limits, scale.sets
     ));
     let mut order = stats::order(blocks.seed(), NAME);
     let sides = (&[()][..], |()| SET.to_owned());
     let taken = blocks.take(&mut report, "four VMs", sides, scale.sets, |()| {
-        let mut ways = WAYS;
-        order.shuffle(&mut ways);
-        set(&ways, &scale)
+        let mut setups = SETUPS;
+        order.shuffle(&mut setups);
+        set(&setups, &scale)
     })?;
     rows(&mut report, &taken);
     plot(&report, &taken, &scale)?;
     Ok(report)
 }
 
-fn set(ways: &[Way], scale: &Scale) -> anyhow::Result<Figures> {
+fn set(setups: &[Setup], scale: &Scale) -> anyhow::Result<Figures> {
     let all = [MEMORY_MIB, SHARE_MIB].map(|mib| mib * PROGRAMS_MIB.len() as u64);
     let ground = Ground::new(Keeper::Ebb, Medium::Ssd, all)?;
     let vms: Vec<Vm> =
@@ -100,15 +100,16 @@ fn set(ways: &[Way], scale: &Scale) -> anyhow::Result<Figures> {
     }
     vms[0].host().ebb(&format!("pool {}M", SHARE_MIB * vms.len() as u64)).ok();
     let mut figures = Figures::new();
-    ways.iter().try_for_each(|way| round(&mut figures, *way, &vms, scale))?;
+    setups.iter().try_for_each(|setup| round(&mut figures, *setup, &vms, scale))?;
     for vm in &vms {
         let stopped = vm.guest("accessstop noise");
         anyhow::ensure!(stopped.ends_with(" 0"), "wrong bytes: {stopped}");
     }
     let part = |vm: usize| {
-        let speed =
-            |way: Way| figures.get(&way.figure("speed", vm)).map_or(f64::NAN, |all| mean(all));
-        speed(WAYS[1]) / speed(WAYS[0])
+        let speed = |setup: Setup| {
+            figures.get(&setup.figure("speed", vm)).map_or(f64::NAN, |all| mean(all))
+        };
+        speed(SETUPS[1]) / speed(SETUPS[0])
     };
     let overall = mean(&(0..PROGRAMS_MIB.len()).map(part).collect::<Vec<f64>>());
     add(&mut figures, OVERALL, overall);
@@ -119,15 +120,15 @@ fn mean(figures: &[f64]) -> f64 {
     figures.iter().sum::<f64>() / figures.len() as f64
 }
 
-impl Way {
+impl Setup {
     /// Returns the name of a set's figure of a VM.
     fn figure(self, what: &str, vm: usize) -> String {
         format!("{}, {what}, {vm}", self.name)
     }
 }
 
-fn round(figures: &mut Figures, way: Way, vms: &[Vm], scale: &Scale) -> anyhow::Result<()> {
-    let [lower, upper] = way.limits;
+fn round(figures: &mut Figures, setup: Setup, vms: &[Vm], scale: &Scale) -> anyhow::Result<()> {
+    let [lower, upper] = setup.limits;
     for vm in vms {
         vm.ebb(&format!("share {SHARE_MIB}M --lower {lower} --upper {upper}")).ok();
     }
@@ -137,15 +138,15 @@ fn round(figures: &mut Figures, way: Way, vms: &[Vm], scale: &Scale) -> anyhow::
     }
     for (index, member) in wait_steady(&vms[0])?.iter().enumerate() {
         let mib = |bytes: u64| bytes as f64 / MIB as f64;
-        add(figures, &way.figure("limit", index), mib(limit_bytes(member)));
-        add(figures, &way.figure("hot", index), mib(member.hot_bytes.unwrap_or(0)));
+        add(figures, &setup.figure("limit", index), mib(limit_bytes(member)));
+        add(figures, &setup.figure("hot", index), mib(member.hot_bytes.unwrap_or(0)));
     }
     for _ in 0..scale.slices {
         let before = so_far(vms)?;
         wait_until(Instant::now() + scale.slice)?;
         for (index, (before, after)) in before.into_iter().zip(so_far(vms)?).enumerate() {
             let speed = (after.0 - before.0) / (after.1 - before.1);
-            add(figures, &way.figure("speed", index), speed);
+            add(figures, &setup.figure("speed", index), speed);
         }
     }
     Ok(())
@@ -199,7 +200,8 @@ fn rows(report: &mut Report, taken: &Taken) {
             ("limit", "MiB", "limit"),
             ("hot set found", "MiB", "hot"),
         ] {
-            let [island, pool] = WAYS.map(|way| taken.rounds(SET, &way.figure(figure, index)));
+            let [island, pool] =
+                SETUPS.map(|setup| taken.rounds(SET, &setup.figure(figure, index)));
             let row = Row::new(format!("{name}: {what}"), unit, &pool).failed(taken.failed());
             report.row(row.against_vms("island", &island));
         }
@@ -213,17 +215,17 @@ fn rows(report: &mut Report, taken: &Taken) {
 /// Draws the last set.
 fn plot(report: &Report, taken: &Taken, scale: &Scale) -> anyhow::Result<()> {
     let seconds = scale.slice.as_secs_f64();
-    let series = |way: Way, vm: usize| Series {
-        name: way.name.into(),
+    let series = |setup: Setup, vm: usize| Series {
+        name: setup.name.into(),
         points: (1..)
-            .zip(taken.course(SET, &way.figure("speed", vm)))
+            .zip(taken.course(SET, &setup.figure("speed", vm)))
             .map(|(slice, speed)| (f64::from(slice) * seconds, speed))
             .collect(),
         is_bound: false,
     };
     let panel = |(vm, mib): (usize, &u64)| Panel {
         title: format!("{mib} MiB"),
-        series: WAYS.iter().map(|way| series(*way, vm)).collect(),
+        series: SETUPS.iter().map(|setup| series(*setup, vm)).collect(),
         ..Panel::default()
     };
     let panels: Vec<Panel> = PROGRAMS_MIB.iter().enumerate().map(panel).collect();

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use ebb_sys::process::{Process, is_gone};
+use ebb_sys::process::{Process, is_no_process};
 
 pub(super) const MEMBERS: &str = "cgroup.procs";
 /// Writing 1 there kills all processes in the group. Version 1 does not have it.
@@ -39,7 +39,7 @@ pub(super) fn has_only(directory: &Path, is_one: impl Fn(u32) -> bool) -> io::Re
 fn is_ended_or(pid: i32, is_one: impl Fn(u32) -> bool) -> io::Result<bool> {
     match Process::open(pid).and_then(|process| process.user()) {
         Ok(user) => Ok(is_one(user)),
-        Err(error) if is_gone(&error) => Ok(true),
+        Err(error) if is_no_process(&error) => Ok(true),
         Err(error) => Err(error),
     }
 }

@@ -1,4 +1,4 @@
-//! By what a VM can change its size, as its VMM told last.
+//! The mechanisms that can change a VM's size, as its VMM last reported them.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::serve::growth::Growth;
 
 /// A device by which the guest plugs memory, whoever serves it.
 pub enum Plugger {
-    /// A device of QEMU's, told by QMP.
+    /// A device of QEMU's, driven by QMP.
     Qemu(MemoryDevice),
     /// A device that Ebb serves.
     Ebb {
@@ -125,12 +125,12 @@ impl Capabilities {
         })
     }
 
-    /// Returns the devices as they were told.
+    /// Returns the devices as QEMU last reported them.
     pub fn devices(&self) -> Vec<DevicePart> {
         self.pluggers.iter().map(Plugger::device).collect()
     }
 
-    /// Returns the balloon as it was told.
+    /// Returns the balloon as QEMU last reported it.
     pub fn balloon_part(&self) -> Option<BalloonPart> {
         let balloon = self.balloon.as_ref()?;
         let driver = driver_of(&balloon.driver);
@@ -143,7 +143,7 @@ impl Capabilities {
         self.devices().into_iter().map(left).sum()
     }
 
-    /// Returns the guest's own figures, if it told them after `since_s` (seconds since 1970).
+    /// Returns the guest's own figures, if it reported them after `since_s` (seconds since 1970).
     pub fn figures(&self, since_s: u64) -> Option<MemoryFigures> {
         let stats = self.balloon.as_ref()?.stats;
         let figures = MemoryFigures {

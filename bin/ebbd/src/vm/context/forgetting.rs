@@ -22,9 +22,9 @@ const RING_AGAIN: Duration = Duration::from_secs(600);
 
 /// Empties the page table of one VMM: by a ring in the VMM, or by injected calls, for which a thread
 /// of the VMM is stopped.
-pub struct Forgetting(RefCell<Way>);
+pub struct Forgetting(RefCell<Method>);
 
-enum Way {
+enum Method {
     Ring(RemoteRing),
     /// By injected calls; after this time, if there is one, a ring is tried.
     Calls(Option<Instant>),
@@ -37,7 +37,7 @@ impl Forgetting {
             ForgetBy::Ring => Some(Instant::now()),
             ForgetBy::Call => None,
         };
-        Forgetting(RefCell::new(Way::Calls(try_ring)))
+        Forgetting(RefCell::new(Method::Calls(try_ring)))
     }
 
     /// Removes ranges of shared memory from the VMM's page table.
@@ -74,13 +74,13 @@ impl Forgetting {
         ranges: &[HvaRange],
         time: Duration,
     ) -> io::Result<Option<u64>> {
-        let mut way = self.0.borrow_mut();
-        if let Way::Calls(again) = &mut *way {
+        let mut method = self.0.borrow_mut();
+        if let Method::Calls(again) = &mut *method {
             if again.is_none_or(|again| Instant::now() < again) {
                 return Ok(None);
             }
             match injector::ring(process) {
-                Ok(ring) => *way = Way::Ring(ring),
+                Ok(ring) => *method = Method::Ring(ring),
                 Err(error) => {
                     *again = Some(Instant::now() + RING_AGAIN);
                     tracing::info!("injected calls empty QEMU's page table, not a ring: {error}");
@@ -88,11 +88,11 @@ impl Forgetting {
                 }
             }
         }
-        let Way::Ring(ring) = &mut *way else { return Ok(None) };
+        let Method::Ring(ring) = &mut *method else { return Ok(None) };
         let done = ring.forget(process, ranges, Instant::now() + time);
         if let Err(error) = &done {
             tracing::info!("the ring in QEMU is given up: {error}");
-            *way = Way::Calls(Some(Instant::now() + RING_AGAIN));
+            *method = Method::Calls(Some(Instant::now() + RING_AGAIN));
         }
         done.map(Some)
     }

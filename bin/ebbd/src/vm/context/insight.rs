@@ -257,14 +257,14 @@ mod tests {
         CR0=60000010 CR2=0 CR3=00000000 CR4=0\n";
 
     #[test]
-    fn every_processor_is_told() {
+    fn every_processor_is_parsed() {
         let text = format!("\nCPU#0\n{RUNNING}\nCPU#1\n{UNSTARTED}");
         let expected = [Vcpu { root: 0x5c0_a000, waits: false }, Vcpu { root: 0, waits: true }];
         assert_eq!(parse_vcpus(&text).unwrap(), expected);
     }
 
     #[test]
-    fn a_guest_that_boots_is_told_as_such() {
+    fn a_guest_that_boots_is_reported_as_such() {
         assert_eq!(why_not(&Untrusted::NoNote, true), BOOTS);
         assert!(why_not(&Untrusted::NoNote, false).contains("VMCOREINFO"));
         assert!(why_not(&Untrusted::Encrypted, true).contains("encrypted"));

@@ -29,14 +29,14 @@ pub struct Liveness<'a> {
     ended: Option<End>,
     /// Whether QEMU did not answer in time.
     is_silent: bool,
-    /// QEMU's descriptors when it told its devices.
+    /// QEMU's descriptors when it listed its devices.
     descriptors: Option<Arc<Descriptors>>,
 }
 
 /// Why the trusted kernel does not run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// QEMU told of a reset.
+    /// QEMU reported a reset.
     Reset,
     /// A vCPU runs something else, or nobody tells.
     Unknown,
@@ -95,8 +95,8 @@ impl<'a> Liveness<'a> {
         self.ended.is_none() && !self.is_silent && self.is_unchanged()
     }
 
-    /// Whether no reset was told. Does not wait for QEMU, which may wait for frames that the caller
-    /// has locked.
+    /// Whether no reset was reported. Does not wait for QEMU, which may wait for frames that the
+    /// caller has locked.
     pub fn hears_no_reset(&mut self) -> bool {
         self.ended.is_none() && !self.hears_reset() && self.qmp.is_connected()
     }

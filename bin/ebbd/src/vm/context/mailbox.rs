@@ -1,8 +1,8 @@
 //! What a VM's worker is asked to do, and where.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use ebb_api::{
@@ -85,15 +85,17 @@ impl Command {
 #[derive(Clone)]
 pub struct Mailbox {
     to: Sender<Command>,
-    /// Pressure was told, and the worker has not looked at it yet.
+    /// Pressure was reported, and the worker has not looked at it yet.
     is_pressed: Arc<AtomicBool>,
+    /// Commands and ticks that the worker has begun.
+    begun: Arc<AtomicU64>,
 }
 
 impl Mailbox {
     /// Returns an empty mailbox, and the receiver of its commands.
     pub fn new() -> (Mailbox, Receiver<Command>) {
         let (to, commands) = channel();
-        (Mailbox { to, is_pressed: Arc::default() }, commands)
+        (Mailbox { to, is_pressed: Arc::default(), begun: Arc::default() }, commands)
     }
 
     /// Returns where commands go.
@@ -113,7 +115,7 @@ impl Mailbox {
         }
     }
 
-    /// Whether pressure was told and the worker has not looked yet.
+    /// Whether pressure was reported and the worker has not looked yet.
     pub fn is_pressed(&self) -> bool {
         self.is_pressed.load(Acquire)
     }
@@ -121,5 +123,15 @@ impl Mailbox {
     /// Notes that the worker looks at the pressure now.
     pub fn look_at_pressure(&self) {
         self.is_pressed.store(false, Release);
+    }
+
+    /// Notes that the worker begins a command or a tick.
+    pub fn note_begin(&self) {
+        self.begun.fetch_add(1, Relaxed);
+    }
+
+    /// Returns how many commands and ticks the worker has begun.
+    pub fn begun(&self) -> u64 {
+        self.begun.load(Relaxed)
     }
 }

@@ -66,7 +66,7 @@ impl QmpLink {
         self.socket.is_some()
     }
 
-    /// Whether QEMU told of a reset since the last look. A socket that fails is dropped and may be
+    /// Whether QEMU reported a reset since the last look. A socket that fails is dropped and may be
     /// connected again.
     pub fn hears_reset(&mut self) -> bool {
         match self.socket.as_mut().map(Qmp::events) {

@@ -1,5 +1,5 @@
-//! Which devices reach a VM's memory by themselves, as QEMU told last, and what may be reclaimed or
-//! evicted beside them. `docs/devices.md`.
+//! Which devices reach a VM's memory by themselves, as QEMU last reported, and what may be
+//! reclaimed or evicted beside them. `docs/devices.md`.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub struct Reaching {
     pub found: Vec<MemoryUser>,
     /// The VM's migration, which may count as a device.
     pub migration: Migration,
-    /// Whether QEMU told everything at the last look.
+    /// Whether QEMU reported everything at the last look.
     pub is_complete: bool,
 }
 
@@ -46,9 +46,8 @@ impl Reaching {
     /// The device in the way.
     pub fn may_take(&self) -> Answer<()> {
         let all = self.all();
-        let in_the_way =
-            reach::narrowest(&all).filter(|found| found.kind.reach() == Reach::Nothing);
-        in_the_way.map_or(Ok(()), |device| {
+        let blocking = reach::narrowest(&all).filter(|found| found.kind.reach() == Reach::Nothing);
+        blocking.map_or(Ok(()), |device| {
             Err(not_allowed(format!("no memory is reclaimed because of {device}")))
         })
     }

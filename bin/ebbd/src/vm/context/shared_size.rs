@@ -8,7 +8,7 @@ pub struct SharedChange {
     /// Taken from the guest by hard reclaim.
     pub taken_bytes: u64,
     /// The part of `taken_bytes` that had host memory.
-    pub emptied_bytes: u64,
+    pub reclaimed_bytes: u64,
     /// Returned to the guest.
     pub returned_bytes: u64,
     /// How often the guest was asked to free its caches.
@@ -21,7 +21,7 @@ pub struct SharedSize {
     /// Hard-reclaimed memory.
     pub hard_bytes: u64,
     /// For how much longer nothing is reclaimed, after the guest had its memory returned.
-    pub rests_for: Option<Duration>,
+    pub pause_left: Option<Duration>,
     /// Whether it is on its way to a size that was asked for.
     pub is_moving: bool,
     /// What the last change of the size did.

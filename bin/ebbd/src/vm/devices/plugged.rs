@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_came_later_is_told_in_one_line() {
+    fn memory_that_came_later_is_reported_in_one_line() {
         let added = |name: &str, gpa| Added { name: name.into(), gpa: Gpa(gpa), bytes: 256 << 20 };
         assert_eq!(warning(&[]), None);
         let one = warning(&[added("dimm\n1", 4 << 30)]).unwrap();

@@ -87,17 +87,17 @@ impl Unplugged {
             known.is_empty() || known.iter().any(|number| !now[file].contains(number))
         };
         let (suspects, there): (Vec<_>, Vec<_>) = files.into_iter().partition(is_suspect);
-        let mut gone = Vec::new();
+        let mut absent = Vec::new();
         if !suspects.is_empty() {
             let inodes: Vec<u64> = suspects.iter().map(|(_, inode)| *inode).collect();
-            gone = unplugged::gone(process, &inodes)?;
+            absent = unplugged::absent(process, &inodes)?;
             // A process without any of its RAM is no VM any more: others report its end.
-            if there.is_empty() && gone.len() == inodes.len() {
+            if there.is_empty() && absent.len() == inodes.len() {
                 return Ok(Vec::new());
             }
         }
-        let (gone, left): (Vec<_>, Vec<_>) =
-            suspects.into_iter().partition(|(_, inode)| gone.contains(inode));
+        let (found, left): (Vec<_>, Vec<_>) =
+            suspects.into_iter().partition(|(_, inode)| absent.contains(inode));
         for (file, _) in left {
             match self.numbers[file].is_empty() {
                 true => self.is_astray = true,
@@ -105,7 +105,7 @@ impl Unplugged {
             }
         }
         self.numbers = now;
-        Ok(gone.into_iter().map(|(file, _)| file).collect())
+        Ok(found.into_iter().map(|(file, _)| file).collect())
     }
 
     fn doubt(&mut self, file: usize) {
@@ -190,9 +190,9 @@ pub fn mind(pager: &Pager, process: &Process) -> io::Result<()> {
 /// Puts on record what a VM that is recovered has unplugged since its record was written.
 pub fn note(record: &mut Record, ram: &Ram, directory: &Path) {
     let mut news = false;
-    for region in record.regions.iter_mut().filter(|region| !region.gone) {
-        region.gone = ram.place(Gpa(region.gpa)).is_none();
-        news |= region.gone;
+    for region in record.regions.iter_mut().filter(|region| !region.unplugged) {
+        region.unplugged = ram.place(Gpa(region.gpa)).is_none();
+        news |= region.unplugged;
     }
     if news {
         tracing::info!("QEMU has unplugged memory since its record was written");
@@ -217,12 +217,12 @@ impl Unplugged {
     /// Looks whether the VMM still has all of its memory, and drops what it has not.
     pub fn keep(&mut self, cx: &mut VmContext, open: &mut OpenFiles) {
         let pager = Arc::clone(&cx.pager);
-        let gone = self.look(&cx.process, pager.ram(), open);
-        let gone = gone.unwrap_or_else(|error| {
+        let found = self.look(&cx.process, pager.ram(), open);
+        let found = found.unwrap_or_else(|error| {
             tracing::debug!("its memory in QEMU: {error}");
             Vec::new()
         });
-        for &file in &gone {
+        for &file in &found {
             note_unplugged(cx, file);
             self.unfinished.push(file);
             self.retry.worked();
@@ -250,9 +250,9 @@ fn note_unplugged(cx: &mut VmContext, file: usize) {
     cx.record.note(|record| {
         for region in regions() {
             let known = record.regions.iter_mut().filter(|known| known.gpa == region.gpa.0);
-            known.for_each(|known| known.gone = true);
+            known.for_each(|known| known.unplugged = true);
         }
-        let absent = &mut record.totals.absent_at_hold_bytes;
+        let absent = &mut record.totals.absent_at_attach_bytes;
         *absent = absent.saturating_sub(bytes.saturating_sub(resident));
     });
 }
@@ -286,8 +286,8 @@ mod tests {
         let (mut first, mut last) = (Some(again()), Some(again()));
         let mut known = Unplugged::default();
         let look = |known: &mut Unplugged| {
-            let gone = known.look(&process, &ram, &mut OpenFiles::default()).unwrap();
-            assert_eq!(gone, [0; 0], "it is open");
+            let found = known.look(&process, &ram, &mut OpenFiles::default()).unwrap();
+            assert_eq!(found, [0; 0], "it is open");
             assert!(known.is_unchanged(&process, &ram).unwrap());
             std::mem::take(&mut known.doubted)
         };
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_is_told_once_and_tried_after_a_pause() {
+    fn a_failure_is_reported_once_and_tried_again_after_a_pause() {
         let mut known = Unplugged::default();
         let fails = |why: &'static str| move |_: &[usize]| Err(io::Error::other(why));
         let nothing = |_| Ok(());

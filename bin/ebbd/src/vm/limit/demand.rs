@@ -16,7 +16,7 @@ const SHORT_REFILLS: f64 = 256.0;
 const GROWTH_PART: u64 = 4;
 /// A shortage is over after this time without another one.
 const OVER_AFTER: Duration = Duration::from_secs(10);
-/// A demand ends after this time even if no monitoring has told since.
+/// A demand ends after this time even if no monitoring has ended since.
 const LASTS: Duration = Duration::from_secs(300);
 /// Least time from one monitoring that a demand asks for to the next one.
 const MONITOR_EVERY: Duration = Duration::from_secs(30);

@@ -48,7 +48,7 @@ impl StoreFailure {
     }
 
     /// Whether it is too early to try again.
-    pub fn rests(&self) -> bool {
+    pub fn is_paused(&self) -> bool {
         self.since.elapsed() < self.pause
     }
 }
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn each_failure_is_named_with_a_remedy_in_one_line() {
         let medium = |errno: Errno| StoreError::Medium(errno.into());
-        for (error, told) in [
+        for (error, expected) in [
             (medium(Errno::NOSPC), "/swap/a: no space left: make room on its file system, or"),
             (medium(Errno::DQUOT), "/swap/a: the quota of its file system is reached: make room"),
             (
@@ -220,12 +220,13 @@ mod tests {
             let has_slots = !matches!(error, StoreError::Full);
             let error = error.into();
             let line = explain(Attempt::Save, &error, &place("ebb limit a off"));
-            assert!(line.starts_with(told) && !line.contains('\n'), "{line}");
+            assert!(line.starts_with(expected) && !line.contains('\n'), "{line}");
             assert!(line.ends_with("stays in memory"), "{line}");
             // Each message about a full store names every way out.
             let full = is_no_room(&error) && has_slots;
-            let ways = ["or lift the limit: ebb limit a off, or", "ebbd with another --swap-dir "];
-            assert_eq!(ways.iter().all(|way| line.contains(way)), full, "{line}");
+            let remedies =
+                ["or lift the limit: ebb limit a off, or", "ebbd with another --swap-dir "];
+            assert_eq!(remedies.iter().all(|remedy| line.contains(remedy)), full, "{line}");
             let without = explain(Attempt::Save, &error, &Place { lift: None, ..place("") });
             assert!(!without.contains("lift"), "{without}");
         }
@@ -263,8 +264,8 @@ mod tests {
         // The same in the first search.
         assert_eq!(waits_after(&[Some(More), Some(MoreWithoutRoom)], true, true), [false, true]);
         let found = after_step(None, MoreWithoutRoom, None, true, || true);
-        let found = found.inspect(|found| assert!(!found.rests(), "it goes on at once"));
-        assert!(StoreFailure::new("broken".into(), found).rests(), "but not what is worse");
+        let found = found.inspect(|found| assert!(!found.is_paused(), "it goes on at once"));
+        assert!(StoreFailure::new("broken".into(), found).is_paused(), "but not what is worse");
         let broken = || Some(StoreFailure::new("broken".into(), None));
         assert!(after_step(broken(), More, None, true, || true).is_none());
         assert!(after_step(broken(), Nothing, None, true, || true).is_none());
@@ -273,19 +274,19 @@ mod tests {
     #[test]
     fn a_guest_waits_for_room_under_a_limit_alone() {
         use WhenFull::{GiveWay, Wait};
-        let told = |error: StoreError, is_limited, when_full| {
+        let message = |error: StoreError, is_limited, when_full| {
             let error = error.into();
             let attempt = Attempt::to_save(&error, is_limited, when_full);
             explain(attempt, &error, &place(""))
         };
         let all = || StoreError::NoRoom(NoRoom::All);
         let waits = "; the guest waits where it needs more memory";
-        assert!(told(all(), true, Wait).ends_with(waits));
+        assert!(message(all(), true, Wait).ends_with(waits));
         let broken = || StoreError::Medium(Errno::IO.into());
         for (error, is_limited, when_full) in
             [(all(), false, Wait), (all(), true, GiveWay), (broken(), true, Wait)]
         {
-            let line = told(error, is_limited, when_full);
+            let line = message(error, is_limited, when_full);
             assert!(line.ends_with("; what cannot be saved stays in memory"), "{line}");
         }
     }
@@ -298,6 +299,6 @@ mod tests {
             failure = StoreFailure::new(String::new(), Some(failure));
         }
         assert_eq!(pauses, [1, 2, 4, 8, 8, 8]);
-        assert!(failure.rests());
+        assert!(failure.is_paused());
     }
 }

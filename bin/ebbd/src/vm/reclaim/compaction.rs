@@ -13,16 +13,16 @@ const LEAST_PART: u64 = 4;
 /// Compaction takes the guest no more than one part in this many of a processor.
 const TIME_PART: u32 = 50;
 /// Shortest pause between two compactions, and between two looks.
-const REST_LEAST: Duration = Duration::from_secs(10);
+const PAUSE_LEAST: Duration = Duration::from_secs(10);
 /// Longest pause between two compactions, where little comes of them.
-const REST_MOST: Duration = Duration::from_secs(600);
+const PAUSE_MOST: Duration = Duration::from_secs(600);
 
 /// The compaction of one VM.
 #[derive(Default)]
 pub struct Compaction {
     asked: Option<Asked>,
-    rest: Duration,
-    rests_until: Option<Instant>,
+    pause: Duration,
+    paused_until: Option<Instant>,
 }
 
 struct Asked {
@@ -39,7 +39,7 @@ impl Compaction {
 
     /// Whether it is time to look how much is scattered.
     pub fn is_due(&self, now: Instant) -> bool {
-        self.rests_until.is_none_or(|until| now >= until)
+        self.paused_until.is_none_or(|until| now >= until)
     }
 
     /// Whether enough is scattered to ask the guest. If not, the next look is due after a while.
@@ -48,25 +48,25 @@ impl Compaction {
         if is_worth {
             self.asked = Some(Asked { at: now, before: movable });
         } else {
-            self.rests_until = Some(now + REST_LEAST);
+            self.paused_until = Some(now + PAUSE_LEAST);
         }
         is_worth
     }
 
     /// Notes that the guest could not be asked.
     pub fn give_up(&mut self, now: Instant) {
-        (self.asked, self.rests_until) = (None, Some(now + REST_LEAST));
+        (self.asked, self.paused_until) = (None, Some(now + PAUSE_LEAST));
     }
 
     /// Notes that the guest has tried. The less it gained, the longer it is left alone.
     pub fn end(&mut self, now: Instant, movable: KindUsage) {
         let Some(Asked { at, before }) = self.asked.take() else { return };
         let gained = before.huge_bytes.saturating_sub(movable.huge_bytes);
-        self.rest = match gained >= scattered(before) / 2 {
-            true => REST_LEAST,
-            false => (self.rest * 2).clamp(REST_LEAST, REST_MOST),
+        self.pause = match gained >= scattered(before) / 2 {
+            true => PAUSE_LEAST,
+            false => (self.pause * 2).clamp(PAUSE_LEAST, PAUSE_MOST),
         };
-        self.rests_until = Some(now + self.rest.max((now - at) * TIME_PART));
+        self.paused_until = Some(now + self.pause.max((now - at) * TIME_PART));
     }
 }
 
@@ -91,13 +91,13 @@ mod tests {
         assert!(!begins(40, 25) && !begins(1000, 800) && begins(1000, 700));
         let mut compaction = Compaction::default();
         assert!(compaction.is_due(now) && !compaction.begin(now, movable(8, 1)));
-        assert!(!compaction.is_due(now) && compaction.is_due(now + REST_LEAST));
+        assert!(!compaction.is_due(now) && compaction.is_due(now + PAUSE_LEAST));
     }
 
     #[test]
     fn where_little_comes_of_it_the_guest_is_left_alone_for_longer() {
         let (mut compaction, mut now) = (Compaction::default(), Instant::now());
-        let mut rest = |after| {
+        let mut pause = |after| {
             assert!(compaction.begin(now, movable(100, 40)));
             compaction.end(now, movable(after, 40));
             let before = now;
@@ -106,8 +106,8 @@ mod tests {
             }
             (now - before).as_secs()
         };
-        assert_eq!([100, 90, 100, 60, 95].map(&mut rest), [10, 20, 40, 10, 20]);
-        assert_eq!((0..9).map(|_| rest(100)).last(), Some(600));
+        assert_eq!([100, 90, 100, 60, 95].map(&mut pause), [10, 20, 40, 10, 20]);
+        assert_eq!((0..9).map(|_| pause(100)).last(), Some(600));
     }
 
     #[test]

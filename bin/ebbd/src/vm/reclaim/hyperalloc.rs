@@ -190,7 +190,7 @@ impl SharedAllocator {
             None => nothing_more(&taken, shared.counts().soft_bytes, keep),
         };
         let report = ReclaimReport {
-            bytes: taken.emptied_bytes,
+            bytes: taken.reclaimed_bytes,
             blocks: taken.huge_frames - taken.already_empty,
             duration_ns: nanoseconds(began.elapsed()),
             scan_ns: nanoseconds(taken.scan),
@@ -264,7 +264,7 @@ impl SharedAllocator {
     pub fn shared_size(&self) -> SharedSize {
         SharedSize {
             hard_bytes: self.shared.as_ref().map_or(0, |shared| shared.counts().hard_bytes),
-            rests_for: self.reserve.rests_for(),
+            pause_left: self.reserve.pause_left(),
             is_moving: self.shrink.is_some(),
             last_change: self.last_change,
         }
@@ -309,8 +309,8 @@ impl SharedAllocator {
             return SizeStep { blocked_reason: Some(what_it_needs(cx, &shared, gap)), ended: None };
         }
         let (_, stop, ended) = take(cx, &shared, How::Hard, want, 0);
-        let in_the_way = || Gap::of(cx, &shared).what_is_in_the_way(&shared);
-        let reason = stop.map_or_else(in_the_way, |stop| stop.to_string());
+        let blocked_reason = || Gap::of(cx, &shared).blocked_reason(&shared);
+        let reason = stop.map_or_else(blocked_reason, |stop| stop.to_string());
         SizeStep { blocked_reason: Some(reason), ended }
     }
 

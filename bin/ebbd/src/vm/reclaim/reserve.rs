@@ -9,7 +9,7 @@ use ebb_units::{Bytes, FRAME_BYTES, HUGE_BYTES};
 use crate::vm::context::VmContext;
 
 /// How long a guest that had its memory returned is left alone.
-const REST: Duration = Duration::from_secs(30);
+const PAUSE: Duration = Duration::from_secs(30);
 /// Memory of each zone that Linux itself keeps free (`set_recommended_min_free_kbytes` of
 /// `mm/khugepaged.c`, and half as much again for its high watermark).
 const ZONE_BYTES: u64 = 34 << 20;
@@ -23,13 +23,13 @@ const LOOK_PART: u32 = 50;
 #[derive(Default)]
 pub struct Reserve {
     next_look: Option<Instant>,
-    rests_until: Option<Instant>,
+    paused_until: Option<Instant>,
 }
 
 impl Reserve {
     /// Returns for how much longer nothing is reclaimed for a size.
-    pub fn rests_for(&self) -> Option<Duration> {
-        let left = self.rests_until?.saturating_duration_since(Instant::now());
+    pub fn pause_left(&self) -> Option<Duration> {
+        let left = self.paused_until?.saturating_duration_since(Instant::now());
         Some(left).filter(|left| !left.is_zero())
     }
 
@@ -45,7 +45,7 @@ impl Reserve {
 }
 
 /// Returns, for whoever asked for the size, why the guest cannot have less.
-pub fn in_the_way(used: Bytes, missing: Bytes) -> String {
+pub fn blocked_reason(used: Bytes, missing: Bytes) -> String {
     format!(
         "the guest needs what it has: {used} are in use, and without a reserve beside that it \
          would run out of memory; {missing} more were asked for"
@@ -65,7 +65,7 @@ impl Reserve {
 
     /// Returns how many huge frames can be hard-reclaimed from the guest.
     pub fn spare_huge(&mut self, cx: &VmContext, shared: &HyperAlloc) -> u64 {
-        if self.rests_for().is_some() {
+        if self.pause_left().is_some() {
             return 0;
         }
         let figures = self.figures(cx, shared);
@@ -85,7 +85,7 @@ impl Reserve {
         if self.figures(cx, shared).is_some_and(|figures| figures.is_pressed()) {
             tracing::info!("its guest is about to run out of memory");
             shared.give(&cx.pager, hard);
-            self.rests_until = Some(Instant::now() + REST);
+            self.paused_until = Some(Instant::now() + PAUSE);
         }
     }
 }

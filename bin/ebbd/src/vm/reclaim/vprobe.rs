@@ -74,7 +74,7 @@ impl Pass {
         self.reclaimed.bytes
     }
 
-    /// Whether it ended because nobody told in time whether the guest still runs.
+    /// Whether it ended because no answer came in time whether the guest still runs.
     pub fn is_cut_short(&self) -> bool {
         matches!(self.stop, Some(VProbeStop::Unknown))
     }
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_with_the_host_already_is_told() {
+    fn what_was_reclaimed_before_is_reported() {
         let pass = |bytes, already_empty, reserve_bytes| Pass {
             reclaimed: ReclaimedBlocks { bytes, already_empty, ..ReclaimedBlocks::default() },
             stop: None,
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn no_request_asks_for_blocks_that_are_never_taken() {
+    fn no_request_asks_for_blocks_that_are_never_reclaimed() {
         assert_eq!(ebb_api::MIN_ORDER_LEAST, vprobe::MIN_ORDER_LOWEST);
     }
 }

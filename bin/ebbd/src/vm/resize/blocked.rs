@@ -9,13 +9,13 @@ use ebb_units::{Bytes, FRAME_BYTES, FrameRange};
 use super::progress::Progress;
 use crate::vm::context::VmContext;
 
-/// Returns the blocked reason, by what the guest itself tells. `rests_for`: for how much longer the
-/// shared allocator leaves the guest alone.
+/// Returns the blocked reason, by what the guest itself tells. `pause_left`: for how much longer
+/// the shared allocator leaves the guest alone.
 pub fn reason(
     cx: &VmContext,
     (parts, target): (&SizeParts, &SizeTarget),
     progress: &Progress,
-    rests_for: Option<Duration>,
+    pause_left: Option<Duration>,
 ) -> String {
     if let Some(no_room) = cx.no_room.as_ref().filter(|_| cx.waits()) {
         return format!("the resize goes on once there is room: {no_room}");
@@ -23,7 +23,7 @@ pub fn reason(
     if let Some(failure) = &progress.failure {
         return failure.clone();
     }
-    if let Some(left) = progress.rests_for() {
+    if let Some(left) = progress.pause_left() {
         return format!(
             "the guest was about to run out of memory, so Ebb emptied its balloon and tries again \
              in {} s",
@@ -38,7 +38,7 @@ pub fn reason(
              would run out of memory"
         );
     }
-    if let Some(left) = rests_for {
+    if let Some(left) = pause_left {
         return format!(
             "the guest was about to run out of memory, so Ebb returned its memory and tries again \
              in {} s",

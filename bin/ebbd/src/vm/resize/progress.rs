@@ -13,9 +13,9 @@ const STILL: Duration = Duration::from_secs(6);
 const AT_ONCE_BYTES: u64 = 32 << 20;
 /// How long a guest that had its balloon back is left alone the first time. Each further time
 /// doubles it.
-const REST_MIN: Duration = Duration::from_secs(30);
+const PAUSE_MIN: Duration = Duration::from_secs(30);
 /// Longest time that such a guest is left alone.
-const REST_MAX: Duration = Duration::from_secs(8 * 60);
+const PAUSE_MAX: Duration = Duration::from_secs(8 * 60);
 
 /// The progress of a VM to one target.
 pub struct Progress {
@@ -27,13 +27,13 @@ pub struct Progress {
     pub start_bytes: u64,
     /// The VM's resident memory when the progress began.
     pub start_resident_bytes: u64,
-    /// Why a step could not be told to the VMM.
+    /// Why a step could not be requested from the VMM.
     pub failure: Option<String>,
     /// The least memory that the guest can have now.
     pub least_bytes: Option<u64>,
     /// What the guest may have in this step: no less than it can live with.
     step_bytes: Option<u64>,
-    /// Whether figures that the guest told since it has this size let it go no further.
+    /// Whether figures that the guest has reported since it has this size let it shrink no further.
     at_least: bool,
     /// What the mechanism itself said at its end, if it ends by itself.
     pub blocked_reason: Option<String>,
@@ -48,7 +48,7 @@ pub struct Progress {
     changed: Instant,
     /// When the size changed last, in seconds since 1970.
     changed_s: u64,
-    rest: Option<(Instant, Duration)>,
+    pause: Option<(Instant, Duration)>,
 }
 
 impl Progress {
@@ -71,7 +71,7 @@ impl Progress {
             closer: now,
             changed: now,
             changed_s: now_s,
-            rest: None,
+            pause: None,
         }
     }
 
@@ -101,7 +101,7 @@ impl Progress {
 
     /// Returns what the guest may have next on the way down to `wanted_bytes`: a whole number of
     /// `piece_bytes` above that. A step takes half of what the guest can spare by its own figures,
-    /// or a little; the next one waits for figures told after this one.
+    /// or a little; the next one waits for figures that come after this one.
     pub fn step(
         &mut self,
         wanted_bytes: u64,
@@ -133,21 +133,21 @@ impl Progress {
     }
 
     /// Leaves the guest alone for a while, because it had its balloon back.
-    pub fn rest(&mut self) {
-        let length = self.rest.map_or(REST_MIN, |(_, before)| (before * 2).min(REST_MAX));
-        self.rest = Some((Instant::now() + length, length));
+    pub fn pause(&mut self) {
+        let length = self.pause.map_or(PAUSE_MIN, |(_, before)| (before * 2).min(PAUSE_MAX));
+        self.pause = Some((Instant::now() + length, length));
         self.step_bytes = None;
     }
 
     /// Returns for how much longer the guest is left alone.
-    pub fn rests_for(&self) -> Option<Duration> {
-        let (end, _) = self.rest?;
+    pub fn pause_left(&self) -> Option<Duration> {
+        let (end, _) = self.pause?;
         Some(end.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero())
     }
 
-    /// Handles a reset of the guest: what the old kernel told and had counts no more.
+    /// Handles a reset of the guest: what the old kernel reported and had no longer counts.
     pub fn begin_again(&mut self, now_s: u64) {
-        (self.step_bytes, self.least_bytes, self.rest) = (None, None, None);
+        (self.step_bytes, self.least_bytes, self.pause) = (None, None, None);
         (self.at_least, self.blocked_reason) = (false, None);
         (self.distance_bytes, self.closer) = (None, Instant::now());
         (self.changed, self.changed_s) = (Instant::now(), now_s);
@@ -157,7 +157,7 @@ impl Progress {
     pub fn state(&self, piece_bytes: u64) -> SizeState {
         match self.distance_bytes {
             Some(distance) if distance < piece_bytes => SizeState::Reached,
-            _ if self.rests_for().is_some() || self.at_least => SizeState::Waiting,
+            _ if self.pause_left().is_some() || self.at_least => SizeState::Waiting,
             _ if self.blocked_reason.is_some() => SizeState::Waiting,
             _ if self.closer.elapsed() < STILL => SizeState::Moving,
             _ => SizeState::Waiting,
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!((progress.state(1), progress.figures_since_s()), (SizeState::Moving, 100));
         progress.note_size(512 * MIB, 512 * MIB, 107);
         assert_eq!((progress.state(1), progress.figures_since_s()), (SizeState::Reached, 107));
-        progress.rest();
+        progress.pause();
         assert_eq!(progress.state(1), SizeState::Reached);
         progress.note_size(1024 * MIB, 512 * MIB, 108);
         assert_eq!(progress.state(1), SizeState::Waiting);

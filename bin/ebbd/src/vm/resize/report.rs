@@ -39,12 +39,12 @@ impl Resize {
         let (bytes, state) = (parts.size_of(&target), self.state(cx, shared));
         let resident = cx.pager.ram().resident_bytes().map_err(failed("the VM's RAM"))?;
         let start_bytes = progress.start_bytes;
-        let emptied_bytes = progress.start_resident_bytes.saturating_sub(resident);
+        let reclaimed_bytes = progress.start_resident_bytes.saturating_sub(resident);
         let change = match progress.mechanism {
             Mechanism::HyperAlloc => shared.last_change,
             _ => SharedChange {
                 taken_bytes: start_bytes.saturating_sub(bytes),
-                emptied_bytes,
+                reclaimed_bytes,
                 returned_bytes: bytes.saturating_sub(start_bytes),
                 purges: shared.last_change.purges,
             },
@@ -58,7 +58,7 @@ impl Resize {
             state,
             least_bytes: progress.least_bytes,
             taken_bytes: change.taken_bytes,
-            emptied_bytes: change.emptied_bytes,
+            emptied_bytes: change.reclaimed_bytes,
             returned_bytes: change.returned_bytes,
             purges: change.purges,
             duration_ns: nanoseconds(progress.took(state)),
@@ -80,7 +80,7 @@ impl Resize {
             SizeState::Reached => Some("the target was reached".into()),
             SizeState::Moving | SizeState::Off => None,
             SizeState::Waiting => {
-                Some(blocked::reason(cx, (parts, target), progress, shared.rests_for))
+                Some(blocked::reason(cx, (parts, target), progress, shared.pause_left))
             }
         }
     }

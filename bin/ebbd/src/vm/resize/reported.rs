@@ -10,7 +10,7 @@ use super::progress::Progress;
 use crate::vm::context::VmContext;
 use crate::vm::context::capabilities::Capabilities;
 
-/// A guest that has told no figures for this long tells none.
+/// A guest that has reported no figures for this long counts as one that reports none.
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// What a guest says of its memory.

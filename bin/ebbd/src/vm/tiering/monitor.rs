@@ -323,7 +323,7 @@ impl Monitor {
         self.levels = is_wanted(cx).then_some(levels);
     }
 
-    /// Tells the schedule what was moved since it was last told.
+    /// Tells the schedule what was moved since the last call.
     pub fn tell_schedule(&mut self, moved_bytes: u64) {
         let newly = moved_bytes.saturating_sub(self.moved_bytes);
         self.moved_bytes = moved_bytes;

@@ -42,7 +42,7 @@ pub struct Placing {
     /// Resident memory when the pages were last placed, plus all that was refilled by then, in
     /// bytes. `None`: nothing is known of their heat.
     placed_bytes: Option<u64>,
-    /// The count of rounds that the schedule was last told.
+    /// The count of rounds that the schedule knows.
     told_rounds: u64,
 }
 

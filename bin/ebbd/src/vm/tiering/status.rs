@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_than_half_at_work_is_told() {
+    fn more_than_half_in_use_is_reported() {
         let status = |active_bytes| TierStatus {
             ladder: String::new(),
             fast_bytes: 100 << 20,

@@ -25,6 +25,7 @@ impl Worker {
         if command.is_moot() {
             return Next::Go;
         }
+        self.cx.mailbox.note_begin();
         let asks_qemu = match command {
             Command::Status(..) | Command::Pressure | Command::Ready(_) => false,
             Command::HostPressure(PressureNotice { why: None, .. }, _) => false,
@@ -61,7 +62,7 @@ impl Worker {
                 drop(to.send(answer));
             }
             Command::Limit(request, to) => drop(to.send(self.set_limit(request))),
-            Command::Pressure => self.hold_limit(&mut OpenFiles::default()),
+            Command::Pressure => self.keep_limit(&mut OpenFiles::default()),
             Command::Resize(request, to) => drop(to.send(self.begin_resize(request))),
             Command::Size(to) => {
                 self.keep_size();
@@ -185,10 +186,10 @@ impl Worker {
         self.cx.begin_to_evict()?;
         self.cx.expect_refills().map_err(failed("the refill threads"))?;
         let mut by_force = ByForce::new(&self.cx, want_bytes, pinned.is_some());
-        let in_the_way = self.evict_by_force(&mut by_force)?;
+        let blocked = self.evict_by_force(&mut by_force)?;
         let done = by_force.done;
         let saved_bytes = done.frames() * FRAME_BYTES;
-        let stopped_by = match in_the_way {
+        let stopped_by = match blocked {
             Some(why) => why.to_string(),
             None if saved_bytes >= want_bytes => "the amount asked for was reached".into(),
             None => nothing_more(pinned.as_deref()),

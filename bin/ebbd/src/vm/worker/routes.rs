@@ -32,11 +32,11 @@ impl Worker {
         }
         let is_trusted = self.trust.settle(&mut self.cx, runs);
         if self.reclaim.hyperalloc.share_again(&mut self.cx) {
-            // The size counts from the initial memory, which QEMU may not have told yet.
+            // The size counts from the initial memory, which QEMU may not have reported yet.
             if self.cx.capabilities.is_none() {
                 self.resize.glance(&mut self.cx);
             }
-            self.hold_shared_size();
+            self.settle_shared_size();
         }
         is_trusted
     }
@@ -48,7 +48,7 @@ impl Worker {
         }
     }
 
-    /// Acts on a reset if QEMU told of one.
+    /// Acts on a reset if QEMU reported one.
     pub(super) fn notice_reset(&mut self) {
         if self.cx.qmp.hears_reset() {
             self.after_reset();
@@ -89,7 +89,7 @@ impl Worker {
     /// Starts a guest that waits before its first instruction until it is managed, or that was
     /// stopped until its memory is back.
     pub(super) fn begin(&mut self) {
-        if !self.cx.record.begin || self.devices.must_rest(&self.cx) {
+        if !self.cx.record.begin || self.devices.must_stay_stopped(&self.cx) {
             return;
         }
         self.cx.qmp.reconnect();
@@ -211,12 +211,12 @@ impl Worker {
     pub(super) fn apply_limit(&mut self) {
         self.limit.apply(&mut self.cx);
         if self.cx.marks().is_some() {
-            self.hold_limit(&mut OpenFiles::default());
+            self.keep_limit(&mut OpenFiles::default());
         }
     }
 
     /// Evicts for one turn, if the marks of the limit require it.
-    pub(super) fn hold_limit(&mut self, open: &mut OpenFiles) {
+    pub(super) fn keep_limit(&mut self, open: &mut OpenFiles) {
         self.glance_at_devices();
         let Turn::Go(marks) = self.limit.begin_turn(&mut self.cx, open) else { return };
         let (end, mut more) = (Instant::now() + TURN, true);
@@ -294,11 +294,11 @@ impl Worker {
     pub(super) fn keep_shared_size(&mut self) {
         let allocator = &self.reclaim.hyperalloc;
         if allocator.step_after(&self.cx).is_none() && allocator.is_due() {
-            self.hold_shared_size();
+            self.settle_shared_size();
         }
     }
 
-    fn hold_shared_size(&mut self) {
+    fn settle_shared_size(&mut self) {
         match self.reclaim.hyperalloc.wants(&self.cx) {
             Wants::Nothing => {}
             Wants::Give => self.reclaim.hyperalloc.give(&self.cx),

@@ -26,9 +26,9 @@ impl DeviceAccess {
     }
 
     fn vacate_for(&self, attempts: usize, blocks: Range<u64>) -> io::Result<()> {
-        for (block, gfn) in self.residency.resting().on(blocks) {
+        for (block, gfn) in self.residency.disk_backed().on(blocks) {
             // The pair of block and frame goes only after the block was read.
-            again_for(attempts, || match self.residency.resting().has(gfn, block) {
+            again_for(attempts, || match self.residency.disk_backed().has(gfn, block) {
                 true if self.residency.drop_if_dead(gfn) => Ok(Served::Done),
                 // The VMM has unplugged it: nobody reads it any more.
                 true if self.frames.ram().region_of(gfn).is_none() => Ok(Served::Done),

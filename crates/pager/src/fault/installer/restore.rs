@@ -56,7 +56,7 @@ impl Installer {
         if frames.count < FRAMES_PER_HUGE && self.frames.split(frames.start.huge()).is_err() {
             return Ok(false);
         }
-        let Some(held) = self.frames.hold_words(frames) else { return Ok(false) };
+        let Some(held) = self.frames.lock_words(frames) else { return Ok(false) };
         // Populating a part of a huge frame may give all of it memory, which would win over the
         // saved content of the rest.
         let grain = self.folios.grain_of(frames.start.huge());

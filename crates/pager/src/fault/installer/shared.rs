@@ -30,14 +30,14 @@ impl Installer {
             return Ok(None);
         }
         let began = Instant::now();
-        let Some(held) = self.residency.hold_huge(huge) else { return Ok(Some(Served::Busy)) };
+        let Some(held) = self.residency.lock_huge(huge) else { return Ok(Some(Served::Busy)) };
         // It may have come back, or become hard, since it was asked about.
         let sharing = sharer.sharing(huge);
         if sharing == Sharing::Apart || !held.is_empty() {
-            let gone = sharing != Sharing::Apart;
+            let is_shared = sharing != Sharing::Apart;
             held.abandon();
             // Where a part is resident, each frame is served as an ordinary one.
-            return Ok(if gone { None } else { Some(Served::Busy) });
+            return Ok(if is_shared { None } else { Some(Served::Busy) });
         }
         let frames = held.frames();
         if let Err(error) = self.fill_unseen(frames) {

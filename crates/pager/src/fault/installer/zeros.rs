@@ -29,7 +29,7 @@ impl Installer {
             false => 1,
         };
         let frames = FrameRange::new(gfn, window.min(self.frames.frames_to_border(gfn)));
-        // A huge frame that was emptied as a whole comes back in parts.
+        // A huge frame that was reclaimed as a whole comes back in parts.
         if self.frames.ledger().content(gfn) == EMPTY {
             match self.frames.split(gfn.huge()) {
                 // Without room in the ledger it comes back as a whole.
@@ -48,7 +48,7 @@ impl Installer {
             if is_split { self.frames.ledger().lock(FrameRange::new(gfn, 1)) } else { Err(busy) }
         });
         let Ok(held) = held else { return Ok(Served::Busy) };
-        let (done, wanted) = self.zero_held(held, frames);
+        let (done, wanted) = self.zero_locked(held, frames);
         self.frames.after(wanted, words);
         if let Ok(Some(done)) = &done {
             ahead.read(gfn.0, done.end().0, done.count - 1);
@@ -66,14 +66,14 @@ impl Installer {
                 return Ok(false);
             }
         };
-        let (done, wanted) = self.zero_held(held, frames);
+        let (done, wanted) = self.zero_locked(held, frames);
         self.frames.after(wanted, frames);
         Ok(done? == Some(frames))
     }
 
     /// Fills those of `frames` that are locked and read as zero, up to the first that does not.
     /// Returns the filled range, if any, and whether a touch of the locked words was marked.
-    fn zero_held(
+    fn zero_locked(
         &self,
         held: Locked<'_>,
         frames: FrameRange,

@@ -33,7 +33,7 @@ impl Refiller {
         if self.room.is_over_limit() {
             return false;
         }
-        let Some(word) = self.residency.hold_saved(gfn, slot) else { return false };
+        let Some(word) = self.residency.lock_saved(gfn, slot) else { return false };
         let verdict = self.residency.verdict(gfn);
         if verdict == Verdict::Dead || self.residency.fill_backed(gfn, word.content()).is_err() {
             self.frames.after(word.abandon(), FrameRange::new(gfn, 1));
@@ -66,7 +66,7 @@ impl Refiller {
     /// Brings back the content of a slot that was not touched. Returns whether it came.
     fn bring(&self, slot: u64) -> bool {
         let Some(gfn) = self.residency.owners().get(slot) else { return false };
-        let Some(word) = self.residency.hold_saved(gfn, slot) else { return false };
+        let Some(word) = self.residency.lock_saved(gfn, slot) else { return false };
         let (wanted, came) = match self.residency.verdict(gfn) {
             Verdict::Dead => (self.residency.become_empty(gfn, word), false),
             _ if self.residency.fill_backed(gfn, word.content()).is_err() => {

@@ -78,7 +78,7 @@ impl Refiller {
         part: &[Back<'l>],
     ) -> (Option<Back<'l>>, io::Result<Vec<usize>>) {
         let check = |gfn, at: usize, pages: &[Page]| {
-            self.residency.check_rest(gfn, block + at as u64, &pages[at])
+            self.residency.check_block(gfn, block + at as u64, &pages[at])
         };
         let mut read = self.residency.disk().read(block, pages);
         let is_whole = read.is_ok();

@@ -9,7 +9,7 @@ pub(super) const FORGOTTEN: Duration = Duration::from_secs(2);
 
 /// Shortest time between two different failures in the log: several may alternate, as damaged pages
 /// do.
-const TOLD_EVERY: Duration = Duration::from_secs(30);
+const LOG_EVERY: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
 pub(crate) struct Failure(Mutex<State>);
@@ -19,7 +19,7 @@ pub(super) struct State {
     /// The last failure, and when it happened.
     pub(super) last: Option<(Arc<io::Error>, Instant)>,
     /// The failure that was logged last, and when.
-    told: Option<(String, Instant)>,
+    logged: Option<(String, Instant)>,
 }
 
 impl Failure {
@@ -28,16 +28,17 @@ impl Failure {
     }
 
     /// Notes a failure. Returns its text for the log, if it differs from the one logged last and
-    /// that was [`TOLD_EVERY`] ago.
+    /// that was [`LOG_EVERY`] ago.
     pub(super) fn note(&self, error: io::Error, now: Instant) -> Option<String> {
         let (text, mut state) = (error.to_string(), self.state());
         state.last = Some((Arc::new(error), now));
-        let is_known =
-            |(told, at): &(String, Instant)| *told == text || now.duration_since(*at) < TOLD_EVERY;
-        if state.told.as_ref().is_some_and(is_known) {
+        let is_known = |(logged, at): &(String, Instant)| {
+            *logged == text || now.duration_since(*at) < LOG_EVERY
+        };
+        if state.logged.as_ref().is_some_and(is_known) {
             return None;
         }
-        state.told = Some((text.clone(), now));
+        state.logged = Some((text.clone(), now));
         Some(text)
     }
 }
@@ -47,13 +48,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_that_take_turns_are_told_now_and_then() {
+    fn failures_that_alternate_are_logged_now_and_then() {
         let (failure, start) = (Failure::default(), Instant::now());
-        let told = (0..1000).filter_map(|number: u32| {
+        let logged = (0..1000).filter_map(|number: u32| {
             let error = io::Error::other(format!("page {}", number % 2));
             failure.note(error, start + Duration::from_millis(100) * number)
         });
-        assert_eq!(told.collect::<Vec<_>>(), ["page 0", "page 1", "page 0", "page 1"]);
+        assert_eq!(logged.collect::<Vec<_>>(), ["page 0", "page 1", "page 0", "page 1"]);
         assert_eq!(failure.state().last.as_ref().unwrap().0.to_string(), "page 1");
     }
 }

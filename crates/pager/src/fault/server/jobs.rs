@@ -25,7 +25,7 @@ pub(crate) const THREADS_MOST: usize = 64;
 /// Pause after which a touch of a frame that cannot be brought back is woken to ask again.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 /// Time without a fault after which a thread gives its buffer's memory back.
-const REST: Duration = Duration::from_secs(1);
+const IDLE_AFTER: Duration = Duration::from_secs(1);
 
 /// A fault, and when it was read.
 pub(crate) struct Job {
@@ -38,8 +38,8 @@ pub(crate) enum Work {
     Serve(Job),
     /// Wake this frame, whose fault has failed and has waited its pause.
     Wake(Gfn),
-    /// Give the buffer's memory back: no fault came for [`REST`].
-    Rest,
+    /// Give the buffer's memory back: no fault came for [`IDLE_AFTER`].
+    Idle,
 }
 
 /// Faults for the refill threads.
@@ -94,7 +94,7 @@ impl Jobs {
     /// Returns the next work; `None` once the queue is closed and nothing is left. A thread that
     /// `keeps` a buffer is told when to give its memory back.
     pub(crate) fn next(&self, keeps: bool) -> Option<Work> {
-        let rest_at = keeps.then(|| Instant::now() + REST);
+        let idle_at = keeps.then(|| Instant::now() + IDLE_AFTER);
         let mut queue = self.queue();
         loop {
             let left =
@@ -113,11 +113,11 @@ impl Jobs {
             if !queue.is_open {
                 return None;
             }
-            let until_rest = rest_at.map(|at| at.saturating_duration_since(Instant::now()));
-            if until_rest == Some(Duration::ZERO) {
-                return Some(Work::Rest);
+            let until_idle = idle_at.map(|at| at.saturating_duration_since(Instant::now()));
+            if until_idle == Some(Duration::ZERO) {
+                return Some(Work::Idle);
             }
-            queue = self.sleep(queue, keeps, left.into_iter().chain(until_rest).min());
+            queue = self.sleep(queue, keeps, left.into_iter().chain(until_idle).min());
         }
     }
 
@@ -204,12 +204,12 @@ mod tests {
         scope: &'s Scope<'s, '_>,
         jobs: &'s Jobs,
         number: usize,
-        told: &Sender<(usize, bool)>,
+        sender: &Sender<(usize, bool)>,
     ) {
-        let told = told.clone();
+        let sender = sender.clone();
         scope.spawn(move || {
             while let Some(work) = busy(jobs) {
-                let _ = told.send((number, matches!(work, Work::Serve(_))));
+                let _ = sender.send((number, matches!(work, Work::Serve(_))));
             }
         });
         asleep(jobs, number);
@@ -219,7 +219,7 @@ mod tests {
     fn busy(jobs: &Jobs) -> Option<Work> {
         loop {
             match jobs.next(true) {
-                Some(Work::Rest) => {}
+                Some(Work::Idle) => {}
                 work => return work,
             }
         }
@@ -233,19 +233,19 @@ mod tests {
         }
     }
 
-    fn next(told: &Receiver<(usize, bool)>) -> (usize, bool) {
-        told.recv_timeout(LONG).unwrap()
+    fn next(receiver: &Receiver<(usize, bool)>) -> (usize, bool) {
+        receiver.recv_timeout(LONG).unwrap()
     }
 
     #[test]
     fn who_went_to_sleep_last_works_first() {
-        let (jobs, (tell, told)) = (open(), channel());
+        let (jobs, (sender, receiver)) = (open(), channel());
         thread::scope(|scope| {
             let _closing = Closing(&jobs);
-            (1..=3).for_each(|number| thread(scope, &jobs, number, &tell));
+            (1..=3).for_each(|number| thread(scope, &jobs, number, &sender));
             for _ in 0..3 {
                 assert!(jobs.give(job()));
-                assert_eq!(next(&told), (3, true));
+                assert_eq!(next(&receiver), (3, true));
                 asleep(&jobs, 3);
             }
         });
@@ -253,52 +253,52 @@ mod tests {
 
     #[test]
     fn who_has_no_buffer_works_last() {
-        let (jobs, (tell, told)) = (open(), channel());
+        let (jobs, (sender, receiver)) = (open(), channel());
         thread::scope(|scope| {
             let _closing = Closing(&jobs);
-            thread(scope, &jobs, 1, &tell);
-            let tell = tell.clone();
+            thread(scope, &jobs, 1, &sender);
+            let sender = sender.clone();
             let jobs = &jobs;
             scope.spawn(move || {
                 while let Some(work) = jobs.next(false) {
-                    let _ = tell.send((2, matches!(work, Work::Serve(_))));
+                    let _ = sender.send((2, matches!(work, Work::Serve(_))));
                 }
             });
             for _ in 0..3 {
                 asleep(jobs, 2);
                 assert!(jobs.give(job()));
-                assert_eq!(next(&told), (1, true));
+                assert_eq!(next(&receiver), (1, true));
             }
         });
     }
 
     #[test]
     fn a_thread_without_faults_rests_once_and_works_again() {
-        let (jobs, (tell, told)) = (open(), channel());
+        let (jobs, (sender, receiver)) = (open(), channel());
         thread::scope(|scope| {
             let _closing = Closing(&jobs);
             scope.spawn(|| {
                 let mut keeps = true;
                 while let Some(work) = jobs.next(keeps) {
                     keeps = matches!(work, Work::Serve(_));
-                    let _ = tell.send(keeps);
+                    let _ = sender.send(keeps);
                 }
             });
-            assert!(!told.recv_timeout(LONG).unwrap(), "it rests");
-            assert!(told.recv_timeout(2 * REST).is_err(), "and then sleeps");
+            assert!(!receiver.recv_timeout(LONG).unwrap(), "it rests");
+            assert!(receiver.recv_timeout(2 * IDLE_AFTER).is_err(), "and then sleeps");
             assert!(jobs.give(job()));
-            assert!(told.recv_timeout(LONG).unwrap(), "it serves");
-            assert!(!told.recv_timeout(LONG).unwrap(), "it rests");
+            assert!(receiver.recv_timeout(LONG).unwrap(), "it serves");
+            assert!(!receiver.recv_timeout(LONG).unwrap(), "it rests");
         });
     }
 
     /// Holds even if the thread that waited for the time has other work by then.
     #[test]
     fn a_failed_fault_is_woken_in_time() {
-        let (jobs, (tell, told)) = (open(), channel());
+        let (jobs, (sender, receiver)) = (open(), channel());
         thread::scope(|scope| {
             let _closing = Closing(&jobs);
-            thread(scope, &jobs, 1, &tell);
+            thread(scope, &jobs, 1, &sender);
             let (begun, begin) = channel();
             let (end, ended) = channel::<()>();
             let jobs = &jobs;
@@ -313,7 +313,7 @@ mod tests {
             asleep(jobs, 2);
             assert!(jobs.give(job()));
             assert!(begin.recv_timeout(LONG).unwrap());
-            assert_eq!(next(&told), (1, false));
+            assert_eq!(next(&receiver), (1, false));
             drop(end);
         });
     }

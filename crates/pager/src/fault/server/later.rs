@@ -10,7 +10,7 @@ use ebb_units::Gfn;
 use super::FaultServer;
 use super::failure::FORGOTTEN;
 use super::jobs::{Job, PAUSE};
-use crate::frames::errors::is_gone;
+use crate::frames::errors::is_vmm_ended;
 
 impl FaultServer {
     /// Leaves the fault to the refill threads; `false`: there are none, or too many faults wait for
@@ -41,11 +41,11 @@ impl FaultServer {
     /// it waits for a while, as the guest would otherwise ask without end; the thread goes on.
     /// `false`: the frame must be woken now.
     pub(crate) fn fault_failed(&self, gfn: Gfn, error: io::Error, may_wait: bool) -> bool {
-        if is_gone(&error) {
+        if is_vmm_ended(&error) {
             return false;
         }
-        if let Some(told) = self.failure.note(error, Instant::now()) {
-            tracing::error!("fault: {told}");
+        if let Some(line) = self.failure.note(error, Instant::now()) {
+            tracing::error!("fault: {line}");
         }
         may_wait && self.ask_again_later(gfn)
     }

@@ -58,7 +58,7 @@ fn what_goes_beyond_the_beginning_is_plugged_evenly() {
 }
 
 #[test]
-fn what_was_taken_comes_back_before_any_is_plugged() {
+fn memory_that_was_taken_returns_before_any_is_plugged() {
     let mut parts = two_nodes();
     parts.balloon = Some(BalloonPart { ballooned_bytes: 3 * GIB, driver: Driver::Ready });
     let plan = planned(&parts, target(9 * GIB));

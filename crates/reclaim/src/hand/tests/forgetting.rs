@@ -8,7 +8,7 @@ fn what_somebody_else_forgets_was_seen() {
     let (mut hand, now) = hand(1);
     let mut memory = Fake::new(1);
     hand.note_mapped(FrameRange::new(Gfn(0), 500));
-    hand.note_emptied(now);
+    hand.note_all_forgotten(now);
     memory.mapped.borrow_mut().fill(false);
     memory.touch(0..100);
     let chosen = choose(&mut hand, &mut memory, 12, now + SECOND);
@@ -61,7 +61,7 @@ fn where_it_is_of_no_use_forgetting_is_rarer() {
 
 /// A window that becomes empty before the hand arrives is waited for no longer.
 #[test]
-fn forgetting_goes_on_after_what_was_forgotten_is_gone() {
+fn forgetting_goes_on_after_what_was_forgotten_is_evicted() {
     let (mut hand, mut now) = hand(600);
     let mut memory = Fake::new(600);
     let step = |hand: &mut Hand, memory: &mut Fake, want, now| {
@@ -170,8 +170,8 @@ fn what_is_due_soon_is_forgotten_in_a_row_with_what_is_due() {
 
 #[test]
 fn where_what_is_in_use_has_to_go_more_is_forgotten_and_sooner() {
-    let (rests, recent, busy) = (Work::Rests, Work::Recent, Work::Busy);
-    for (takes, windows, turn) in [(rests, 1, TURN_AT_REST), (recent, 4, TURN), (busy, 4, TURN)] {
+    let (at_rest, recent, busy) = (Work::AtRest, Work::Recent, Work::Busy);
+    for (takes, windows, turn) in [(at_rest, 1, TURN_AT_REST), (recent, 4, TURN), (busy, 4, TURN)] {
         for (later, forgotten) in [(turn - SECOND / 10, 0), (turn, windows)] {
             let (mut hand, now) = hand(64);
             let mut memory = Fake::new(64);

@@ -42,7 +42,7 @@ fn hand_over_huge_pages(windows: u64) -> (Hand, Fake, Instant) {
 }
 
 #[test]
-fn what_rests_goes_whole_and_what_is_at_work_is_broken_up() {
+fn memory_at_rest_goes_whole_and_memory_in_use_is_broken_up() {
     let (mut hand, mut memory, mut now) = hand_over_huge_pages(4);
     let broken = |memory: &Fake| memory.broken.borrow().clone().unwrap();
     (0..3).for_each(|window| used_as_a_whole(&memory, window));
@@ -56,14 +56,14 @@ fn what_rests_goes_whole_and_what_is_at_work_is_broken_up() {
     let windows = broken(&memory);
     assert_eq!(windows.len(), 2, "{windows:?}");
     // It is known a turn later.
-    let rests = windows[0].0 * WINDOW + 7;
+    let at_rest = windows[0].0 * WINDOW + 7;
     let first = (0..6).map(|_| {
         now += 3 * SECOND;
         (0..3).for_each(|window| used_as_a_whole(&memory, window));
-        memory.mapped.borrow_mut()[rests as usize] = false;
+        memory.mapped.borrow_mut()[at_rest as usize] = false;
         choose(&mut hand, &mut memory, 64, now).first().copied()
     });
-    assert!(first.collect::<Vec<_>>().contains(&Some(Gfn(rests))));
+    assert!(first.collect::<Vec<_>>().contains(&Some(Gfn(at_rest))));
 }
 
 /// If something in use had to be evicted, windows ahead are broken up in time.
@@ -92,7 +92,7 @@ fn what_was_at_work_and_is_used_no_more_goes_whole() {
     }
     let uses = hand.windows.uses(HugeFrame(3).first(), true);
     let page = Page { kind: Some(PageKind::Anonymous), ..Page::default() };
-    assert!(page.cost(uses).unwrap().work > Work::Rests, "{uses:?}");
+    assert!(page.cost(uses).unwrap().work > Work::AtRest, "{uses:?}");
     (0..3).for_each(|window| used_as_a_whole(&memory, window));
     let chosen = choose(&mut hand, &mut memory, 512, now);
     assert!(chosen.iter().all(|gfn| gfn.huge().0 == 3) && chosen.len() == 512);
@@ -101,14 +101,14 @@ fn what_was_at_work_and_is_used_no_more_goes_whole() {
 
 /// For example, if a device uses one of its frames.
 #[test]
-fn what_rests_but_for_a_part_that_stays_is_broken_up() {
+fn memory_at_rest_with_a_part_that_stays_is_broken_up() {
     let (mut hand, mut memory, now) = hand_over_huge_pages(1);
     memory.stays = Box::new(|gfn| gfn == 7);
-    let mut gone = choose(&mut hand, &mut memory, 512, now);
+    let mut chosen = choose(&mut hand, &mut memory, 512, now);
     assert_eq!(memory.broken.borrow().as_deref(), Some(&[HugeFrame(0)][..]));
-    gone.sort_unstable();
+    chosen.sort_unstable();
     // This much of it is likely to be evicted.
-    assert!(gone.iter().map(|gfn| gfn.0).eq((0..129).filter(|gfn| *gfn != 7)), "{gone:?}");
+    assert!(chosen.iter().map(|gfn| gfn.0).eq((0..129).filter(|gfn| *gfn != 7)), "{chosen:?}");
 }
 
 #[test]

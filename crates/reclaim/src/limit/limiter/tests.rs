@@ -83,7 +83,7 @@ fn a_step_tells_that_what_needs_room_has_none() {
     assert!(is_no_room(&error.unwrap()));
     // With nothing to evict, nothing is searched.
     assert_eq!(limiter.step(&mut windows, marks, now).unwrap(), Left::MoreWithoutRoom);
-    limiter.rest();
+    limiter.end_search();
     assert_eq!(limiter.more(), Left::More);
     child.wait().unwrap();
 }
@@ -119,7 +119,7 @@ fn a_search_in_vain_is_not_begun_again_at_once() {
     let asked = stays.get();
     limiter.step(&mut windows, marks, end).unwrap();
     assert_eq!(stays.get(), asked);
-    limiter.rest();
+    limiter.end_search();
     limiter.step(&mut windows, marks, end).unwrap();
     assert!(stays.get() > asked);
     child.wait().unwrap();
@@ -132,7 +132,7 @@ fn what_is_out_of_reach_is_so_until_something_goes() {
     let marks = Marks { limit_bytes: 30, high_bytes: 20, low_bytes: 15 };
     assert_eq!(limiter.vain_mark(marks), None);
     limiter.vain = Some(Vain { until: Instant::now(), taken_bytes: 40 });
-    assert!(!limiter.rests(marks, 40), "it is looked for again");
+    assert!(!limiter.is_too_early(marks, 40), "it is looked for again");
     assert!(limiter.is_more(8, false));
     assert_eq!(limiter.vain_mark(marks), Some(45));
     assert!(limiter.is_more(8, true));
@@ -146,7 +146,7 @@ fn a_search_begins_anew_where_nothing_had_to_go() {
     let Some(mut limiter) = limiter() else { return eprintln!("SKIPPED: no userfaultfd") };
     limiter.began = Some(Instant::now());
     assert!((1..FRUITLESS_STEPS).all(|_| limiter.is_more(8, false)));
-    limiter.rest();
+    limiter.end_search();
     assert!(limiter.began.is_none());
     assert!((1..FRUITLESS_STEPS).all(|_| limiter.is_more(8, false)));
 }

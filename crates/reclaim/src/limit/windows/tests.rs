@@ -40,10 +40,10 @@ fn windows_are_looked_at_where_memory_is() {
     assert_eq!(mapped(1), [(512, 8)]);
     assert_eq!(mapped(2), []);
     assert_eq!(mapped(3), [(1536 + 8, 2)]);
-    let mut told = Vec::new();
-    windows.look(HugeFrame(3), &mut |gfn, page| told.push((gfn, page)));
+    let mut visited = Vec::new();
+    windows.look(HugeFrame(3), &mut |gfn, page| visited.push((gfn, page)));
     let page = |heat| Page { has_disk: true, heat, ..Page::default() };
-    assert_eq!(told, [(Gfn(1544), page(0)), (Gfn(1545), page(1))]);
+    assert_eq!(visited, [(Gfn(1544), page(0)), (Gfn(1545), page(1))]);
     let all = runs(|saw| windows.look(HugeFrame(0), &mut |gfn, _| saw(FrameRange::new(gfn, 1))));
     assert_eq!(all, [(4, 3), (500, 12)]);
     assert_eq!([4, 5].map(|gfn| windows.may_go(Gfn(gfn))), [true, false]);
@@ -54,7 +54,7 @@ fn windows_are_looked_at_where_memory_is() {
 }
 
 #[test]
-fn what_was_forgotten_is_told_in_frames() {
+fn what_was_forgotten_is_reported_in_frames() {
     let Some(machine) = Machine::new() else {
         return eprintln!("SKIPPED: no userfaultfd");
     };
@@ -70,7 +70,7 @@ fn what_was_forgotten_is_told_in_frames() {
 }
 
 #[test]
-fn blocks_that_overlap_are_told_once() {
+fn blocks_that_overlap_are_reported_once() {
     let block = |head, order| BuddyBlock { head: Gfn(head), order };
     let mut blocks = vec![block(0, 3), block(0, 3), block(4, 0), block(8, 1), block(9, 0)];
     apart(&mut blocks);
@@ -78,7 +78,7 @@ fn blocks_that_overlap_are_told_once() {
 }
 
 #[test]
-fn a_window_is_found_and_told() {
+fn a_window_is_found_and_visited() {
     let bytes = 16 << 20;
     let file = RamFile::create("run", bytes).unwrap();
     let mapping = small_pages(&file, bytes);
@@ -93,10 +93,10 @@ fn a_window_is_found_and_told() {
         assert_eq!(ram.populated_in(all).unwrap(), [all]);
     }
     ebb_vm::Puncher::new(std::sync::Arc::clone(&ram)).punch(FrameRange::new(Gfn(3), 2)).unwrap();
-    let told = runs(|saw| {
+    let forgotten = runs(|saw| {
         ram.populated_in(FrameRange::huge(HugeFrame(0))).unwrap().into_iter().for_each(saw)
     });
-    assert_eq!(told, [(0, 3), (5, 507)]);
+    assert_eq!(forgotten, [(0, 3), (5, 507)]);
 }
 
 const FLAGS: u64 = 0;
@@ -130,7 +130,7 @@ fn with_a_huge_page(is_new: bool) -> Forge {
 
 /// Even if a part before it is non-resident.
 #[test]
-fn a_huge_page_of_the_guest_is_told_as_one() {
+fn a_huge_page_of_the_guest_is_reported_as_one() {
     for is_new in [false, true] {
         let forge = with_a_huge_page(is_new);
         let Some(machine) = Machine::forged(&forge) else {
@@ -144,16 +144,16 @@ fn a_huge_page_of_the_guest_is_told_as_one() {
         let pagemap = Pagemap::open(&machine.process).unwrap();
         let (no, cold) = (|_| false, |_| 0);
         let mut windows = Windows::new(of, (&machine.pager, &NoVmm), &pagemap, &no, &cold, false);
-        let mut told = Vec::new();
-        windows.look(FOLIO, &mut |gfn, page| told.push((gfn.0 - first, page.kind, page.lru)));
+        let mut visited = Vec::new();
+        windows.look(FOLIO, &mut |gfn, page| visited.push((gfn.0 - first, page.kind, page.lru)));
         let lru = Lru { active: true, swap_backed: true, ..Lru::default() };
         let anonymous = |at| (at, Some(PageKind::Anonymous), lru);
-        assert_eq!(told, [0, 1, 7, 8, 9].map(anonymous), "7.x: {is_new}");
+        assert_eq!(visited, [0, 1, 7, 8, 9].map(anonymous), "7.x: {is_new}");
     }
 }
 
 #[test]
-fn free_blocks_are_told_and_what_is_kept_of_them_is_dropped() {
+fn free_blocks_are_reported_and_their_kept_slots_dropped() {
     let forge = Forge::with_free_blocks(4);
     let Some(machine) = Machine::forged(&forge) else {
         return eprintln!("SKIPPED: no userfaultfd");

@@ -132,7 +132,7 @@ fn a_ring_of_a_stopped_process_is_given_up() {
 
 /// Another file in its place could be cut off while it is mapped here.
 #[test]
-fn only_a_ring_is_taken_for_one() {
+fn only_a_ring_counts_as_one() {
     let file = tempfile::tempfile().unwrap();
     let params: RingParams = "00".repeat(120).parse().unwrap();
     let error = RemoteRing::new(file.into(), &params).err().unwrap();

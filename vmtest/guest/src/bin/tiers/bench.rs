@@ -11,24 +11,24 @@ const ALONE: Duration = Duration::from_secs(1);
 
 /// A way to move pages.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Mode {
     /// By one thread in one call, as the kernel itself does.
     Serial,
     Parallel,
 }
 
-impl Way {
+impl Mode {
     fn node(self, rig: &Rig, number: u32) -> Node {
         match self {
-            Way::Serial => rig.node(number, Mover::new(1, usize::MAX, RateLimiter::unlimited())),
-            Way::Parallel => rig.node(number, Mover::default()),
+            Mode::Serial => rig.node(number, Mover::new(1, usize::MAX, RateLimiter::unlimited())),
+            Mode::Parallel => rig.node(number, Mover::default()),
         }
     }
 
     fn name(self) -> &'static str {
         match self {
-            Way::Serial => "serial",
-            Way::Parallel => "parallel",
+            Mode::Serial => "serial",
+            Mode::Parallel => "parallel",
         }
     }
 }
@@ -38,11 +38,11 @@ pub fn run(bytes: u64, rounds: usize) -> anyhow::Result<String> {
     let mut rig = Rig::new(bytes)?;
     let mut lines = vec![format!("workers {}", mover::workers())];
     for _ in 0..rounds {
-        for way in [Way::Serial, Way::Parallel] {
-            at_rest(&mut rig, way, bytes, &mut lines)?;
+        for mode in [Mode::Serial, Mode::Parallel] {
+            at_rest(&mut rig, mode, bytes, &mut lines)?;
         }
-        for way in [Way::Serial, Way::Parallel] {
-            at_work(&mut rig, way, bytes, &mut lines)?;
+        for mode in [Mode::Serial, Mode::Parallel] {
+            at_work(&mut rig, mode, bytes, &mut lines)?;
         }
     }
     anyhow::ensure!(rig.peer.ask("check")? == [0], "wrong bytes");
@@ -50,41 +50,41 @@ pub fn run(bytes: u64, rounds: usize) -> anyhow::Result<String> {
 }
 
 /// Moves all pages to the slow node and back. Returns the time, and the number of pages.
-fn to_and_fro(rig: &Rig, way: Way) -> anyhow::Result<(Duration, u64)> {
+fn to_and_fro(rig: &Rig, mode: Mode) -> anyhow::Result<(Duration, u64)> {
     let start = Instant::now();
     let mut moved = 0;
     for number in [SLOW, FAST] {
-        let outcomes = way.node(rig, number).bring(&rig.frames)?;
+        let outcomes = mode.node(rig, number).bring(&rig.frames)?;
         moved += outcomes.iter().filter(|&&outcome| outcome == Outcome::Moved).count() as u64;
     }
     Ok((start.elapsed(), moved))
 }
 
-fn at_rest(rig: &mut Rig, way: Way, bytes: u64, lines: &mut Vec<String>) -> anyhow::Result<()> {
-    let (time, moved) = to_and_fro(rig, way)?;
+fn at_rest(rig: &mut Rig, mode: Mode, bytes: u64, lines: &mut Vec<String>) -> anyhow::Result<()> {
+    let (time, moved) = to_and_fro(rig, mode)?;
     let all = 2 * rig.frames.len() as u64;
     anyhow::ensure!(moved == all, "{moved} of {all} pages were moved");
     let faults = rig.peer.ask("read")?[0];
     let rate = (2 * bytes) as f64 / f64::from(1 << 20) / time.as_secs_f64();
-    lines.push(format!("{}-rest-mib-s {rate:.2}", way.name()));
-    lines.push(format!("{}-rest-faults {faults}", way.name()));
+    lines.push(format!("{}-rest-mib-s {rate:.2}", mode.name()));
+    lines.push(format!("{}-rest-faults {faults}", mode.name()));
     Ok(())
 }
 
 /// Measures the same under a process that counts in pages at random, and how often that can count.
-fn at_work(rig: &mut Rig, way: Way, bytes: u64, lines: &mut Vec<String>) -> anyhow::Result<()> {
+fn at_work(rig: &mut Rig, mode: Mode, bytes: u64, lines: &mut Vec<String>) -> anyhow::Result<()> {
     rig.peer.ask("work")?;
     let (start, before) = (Instant::now(), rig.peer.ask("so-far")?[0]);
     std::thread::sleep(ALONE);
     let alone = (rig.peer.ask("so-far")?[0] - before) as f64 / start.elapsed().as_secs_f64();
     let stopped = rig.peer.ask("stop")?;
     let mut push = |what: &str, figure: f64| {
-        lines.push(format!("{}-work-{what} {figure:.4}", way.name()));
+        lines.push(format!("{}-work-{what} {figure:.4}", mode.name()));
     };
     push("faults-alone", stopped[1] as f64);
     rig.peer.ask("work")?;
     let (start, before) = (Instant::now(), rig.peer.ask("so-far")?[0]);
-    let (time, moved) = to_and_fro(rig, way)?;
+    let (time, moved) = to_and_fro(rig, mode)?;
     let ops = (rig.peer.ask("so-far")?[0] - before) as f64;
     let all = start.elapsed().as_secs_f64();
     let faults = rig.peer.ask("stop")?[1];

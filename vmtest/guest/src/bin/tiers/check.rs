@@ -53,8 +53,8 @@ fn bring_all(rig: &Rig, node: u32) -> anyhow::Result<u64> {
 
 fn assert_all_on(rig: &Rig, node: u32) -> anyhow::Result<()> {
     for nodes in [rig.nodes()?, rig.nodes_of_peer()?] {
-        let elsewhere = nodes.iter().filter(|&&at| at != node as i32).count();
-        ensure!(elsewhere == 0, "{elsewhere} pages are not on node {node}");
+        let others = nodes.iter().filter(|&&at| at != node as i32).count();
+        ensure!(others == 0, "{others} pages are not on node {node}");
     }
     Ok(())
 }

@@ -129,8 +129,8 @@ impl Own {
             }
             "work" => {
                 let (mapping, shared) = (Arc::clone(&self.mapping), Arc::new(Shared::default()));
-                let (counts, told) = (std::mem::take(&mut self.counts), Arc::clone(&shared));
-                let thread = std::thread::spawn(move || work(&mapping, counts, &told));
+                let (counts, for_thread) = (std::mem::take(&mut self.counts), Arc::clone(&shared));
+                let thread = std::thread::spawn(move || work(&mapping, counts, &for_thread));
                 // The thread's own stack is touched by then.
                 while shared.ops.load(Relaxed) == 0 {
                     std::thread::yield_now();

@@ -1,7 +1,7 @@
 //! The screening of Linux's ways: which of them go on to the blocks.
 
+use super::metric::Metric;
 use super::side::{held_to, name};
-use super::told::Told;
 use crate::bench::blocks::{Blocks, Ranked};
 use crate::bench::kept::Figures;
 use crate::bench::report::Report;
@@ -26,7 +26,7 @@ pub struct Screening<'a> {
     /// Names of the two cases: the one for all ways, and the one for the best of them.
     pub cases: [&'a str; 2],
     /// Figure by which the best are chosen.
-    pub told: Told,
+    pub metric: Metric,
     /// Ebb's side, which runs for comparison.
     pub ebb: Keeper,
     pub beside: &'a [Keeper],
@@ -48,18 +48,18 @@ pub fn screen(
     screening: &Screening<'_>,
     mut one: impl FnMut(Keeper, usize) -> anyhow::Result<Figures>,
 ) -> anyhow::Result<Vec<Keeper>> {
-    let Screening { cases, told, ebb, beside, shrinks, medium } = *screening;
+    let Screening { cases, metric, ebb, beside, shrinks, medium } = *screening;
     if session.identity.quick {
         return Ok(PLAIN_LINUX.into());
     }
-    let by = (told.figure, told.better);
+    let by = (metric.figure, metric.better);
     let mut one = |keeper, pass| held_to(one(keeper, pass)?, keeper, held::SCREENED_PERCENT);
     let linux = Linux::offered(shrinks, medium).into_iter();
     let linux: Vec<Keeper> = linux.map(Keeper::Linux).collect();
     let all = [&[ebb], beside, &linux].concat();
     let case = format!("screening, {}", cases[0]);
     let first = blocks.screen(report, &case, (&all, name), by, |keeper| one(keeper, 0))?;
-    tell(report, &case, told, ebb, &first);
+    tell(report, &case, metric, ebb, &first);
     let first = of_linux(&first);
     let ways: Vec<Linux> = first.iter().filter_map(|(keeper, _)| keeper.linux()).collect();
     let crossed: Vec<Keeper> =
@@ -68,7 +68,7 @@ pub fn screen(
     let again: Vec<Keeper> = best.chain(crossed.iter().copied()).chain([ebb]).collect();
     let case = format!("screening again, {}", cases[1]);
     let second = blocks.screen(report, &case, (&again, name), by, |keeper| one(keeper, 1))?;
-    tell(report, &case, told, ebb, &second);
+    tell(report, &case, metric, ebb, &second);
     if !shrinks {
         report.note(format!(
             "{}: nothing shrinks, so that zswap and zram hold it in memory as it is: Linux's ways are \
@@ -87,7 +87,7 @@ pub fn screen(
         cases[1],
         held::SCREENED_PERCENT
     ));
-    let best = best_of_both(&first, &of_linux(&second), told.better);
+    let best = best_of_both(&first, &of_linux(&second), metric.better);
     Ok(with_defaults(best.into_iter().take(BEST)))
 }
 
@@ -96,11 +96,11 @@ fn of_linux(ranked: &Ranked<Keeper>) -> Ranked<Keeper> {
 }
 
 /// Adds a row for each screened way.
-fn tell(report: &mut Report, case: &str, told: Told, ebb: Keeper, ranked: &Ranked<Keeper>) {
+fn tell(report: &mut Report, case: &str, metric: Metric, ebb: Keeper, ranked: &Ranked<Keeper>) {
     let single = |figure: f64| [figure].into_iter().collect::<Rounds>();
     let of_ebb = ranked.iter().find(|(keeper, _)| *keeper == ebb).map_or(f64::NAN, |found| found.1);
     for (keeper, figure) in ranked.iter().filter(|(keeper, _)| *keeper != ebb) {
-        let row = Row::new(format!("{case}: {}", told.what), told.unit, &single(of_ebb));
+        let row = Row::new(format!("{case}: {}", metric.what), metric.unit, &single(of_ebb));
         report.row(row.against(keeper.name(), &single(*figure)));
     }
 }

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_guest_is_told_from_its_vmm() {
+    fn the_guests_memory_is_separated_from_its_vmms() {
         let smaps = "7f00-7f01 r-xp 0 00:01 7    /usr/bin/qemu\n\
             Size:   4 kB\nKernelPageSize:   4 kB\nRss:   4 kB\nAnonymous: 0 kB\n\
             7f10-7f11 rw-p 0 00:00 0\nSize: 2048 kB\nRss: 512 kB\nAnonymous: 512 kB\n\

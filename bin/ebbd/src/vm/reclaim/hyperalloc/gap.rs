@@ -31,7 +31,7 @@ impl Gap {
         self.hard.saturating_sub(self.wanted_hard)
     }
 
-    pub(super) fn what_is_in_the_way(self, shared: &HyperAlloc) -> String {
+    pub(super) fn blocked_reason(self, shared: &HyperAlloc) -> String {
         let all = fragmentation(shared);
         let kinds = [all.unmovable, all.movable, all.huge];
         let [huge, used] = [|kind: &KindBytes| kind.huge_bytes, |kind: &KindBytes| kind.used_bytes]
@@ -49,7 +49,7 @@ pub(super) fn what_it_needs(cx: &VmContext, shared: &HyperAlloc, gap: Gap) -> St
         return "the guest is not trusted, so nothing more is reclaimed from it".into();
     }
     let used = Bytes(shared.usage().used_bytes());
-    reserve::in_the_way(used, Bytes(gap.missing() * HUGE_BYTES))
+    reserve::blocked_reason(used, Bytes(gap.missing() * HUGE_BYTES))
 }
 
 /// Returns how much memory of each kind is in use, and in how many huge frames.

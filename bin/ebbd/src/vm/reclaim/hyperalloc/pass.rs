@@ -18,7 +18,7 @@ pub(super) fn take(
     let mut liveness = Liveness::new(qmp, guest, reaching, pager);
     let (reclaimed, stop) = shared.reclaim(pager, how, want, keep, || liveness.runs());
     let ended = liveness.ended();
-    cx.note_reclaimed(reclaimed.emptied_bytes);
+    cx.note_reclaimed(reclaimed.reclaimed_bytes);
     (reclaimed, stop, ended)
 }
 
@@ -29,7 +29,7 @@ pub(super) fn nothing_more(reclaimed: &ReclaimedHuge, soft_bytes: u64, keep: u64
         0 => String::new(),
         huge => format!(", but the {} that it keeps", Bytes(huge * HUGE_BYTES)),
     };
-    match reclaimed.emptied_bytes == 0 && soft_bytes > 0 {
+    match reclaimed.reclaimed_bytes == 0 && soft_bytes > 0 {
         true => format!("all free memory in whole huge frames is with the host already{kept}"),
         false => format!("nothing more is free in whole huge frames{kept}"),
     }
@@ -40,13 +40,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_with_the_host_already_is_told() {
-        let reclaimed = |emptied_bytes| ReclaimedHuge { emptied_bytes, ..ReclaimedHuge::default() };
+    fn what_was_reclaimed_before_is_reported() {
+        let reclaimed =
+            |reclaimed_bytes| ReclaimedHuge { reclaimed_bytes, ..ReclaimedHuge::default() };
         let message = nothing_more(&reclaimed(0), HUGE_BYTES, 2);
         let expected = "with the host already, but the 4 MiB that it keeps";
         assert!(message.contains(expected), "{message}");
-        for (emptied_bytes, soft_bytes) in [(HUGE_BYTES, HUGE_BYTES), (0, 0)] {
-            let message = nothing_more(&reclaimed(emptied_bytes), soft_bytes, 0);
+        for (reclaimed_bytes, soft_bytes) in [(HUGE_BYTES, HUGE_BYTES), (0, 0)] {
+            let message = nothing_more(&reclaimed(reclaimed_bytes), soft_bytes, 0);
             assert_eq!(message, "nothing more is free in whole huge frames");
         }
     }

@@ -52,7 +52,7 @@ impl Shrink {
                 (true, _) => self.asked = None,
                 (false, true) => return (None, None),
                 (false, false) => {
-                    let why = Gap::of(cx, shared).what_is_in_the_way(shared);
+                    let why = Gap::of(cx, shared).blocked_reason(shared);
                     let silent = "the guest does not answer when it is asked to free its caches";
                     return (Some(format!("{silent}; {why}")), None);
                 }
@@ -69,13 +69,13 @@ impl Shrink {
         }
         let (taken, stop, ended) = take(cx, shared, How::Hard, want, 0);
         change.taken_bytes += taken.huge_frames * HUGE_BYTES;
-        change.emptied_bytes += taken.emptied_bytes;
+        change.reclaimed_bytes += taken.reclaimed_bytes;
         if let Some(stop) = stop {
             return (Some(stop.to_string()), ended);
         }
         let left = want.saturating_sub(taken.huge_frames);
         if left > 0 && self.purges == PURGES_MAX {
-            return (Some(Gap::of(cx, shared).what_is_in_the_way(shared)), ended);
+            return (Some(Gap::of(cx, shared).blocked_reason(shared)), ended);
         }
         if left > 0 {
             shared.ask_purge((left * FRAMES_PER_HUGE) << self.purges);

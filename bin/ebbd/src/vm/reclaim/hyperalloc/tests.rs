@@ -10,7 +10,7 @@ fn shrinking() -> SharedAllocator {
 }
 
 #[test]
-fn nothing_is_taken_beside_a_device_that_cannot_wait() {
+fn nothing_is_reclaimed_beside_a_device_that_cannot_wait() {
     let Some((mut cx, _run)) = machine::context() else { return };
     let mut allocator = shrinking();
     cx.reaching.found = vec![MemoryUser { name: "vfio-pci".into(), kind: DeviceKind::Vfio }];

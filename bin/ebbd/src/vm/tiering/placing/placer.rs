@@ -92,7 +92,7 @@ impl Placer {
     fn place(&self) -> Result<(), TierError> {
         self.shared.figures().no_room_frames = 0;
         let places = self.places()?;
-        self.note_held(&places);
+        self.note_places(&places);
         let plan = self.plan(&places);
         let bytes = plan.frames() * self.unit_frames() * FRAME_BYTES;
         tracing::debug!("{} to be moved between nodes", Bytes(bytes));
@@ -115,7 +115,7 @@ impl Placer {
             }
         }
         if !plan.steps.is_empty() {
-            self.note_held(&self.places()?);
+            self.note_places(&self.places()?);
         }
         Ok(())
     }
@@ -168,7 +168,7 @@ impl Placer {
         Ok(all)
     }
 
-    fn note_held(&self, places: &Places) {
+    fn note_places(&self, places: &Places) {
         let mut held = vec![0; self.nodes.len()];
         for place in places.iter().flat_map(|(_, places)| places) {
             held.get_mut(usize::from(*place)).into_iter().for_each(|held| *held += FRAME_BYTES);

@@ -41,7 +41,7 @@ pub fn small_pages(file: &RamFile) -> Mapping {
 
 impl Machine {
     pub fn new() -> Machine {
-        let files = FILES.map(|frames| RamFile::create("gone", frames.bytes()).unwrap());
+        let files = FILES.map(|frames| RamFile::create("unplugged", frames.bytes()).unwrap());
         let guest: Vec<Mapping> = files.iter().map(small_pages).collect();
         let places = guest.iter().map(Mapping::address).collect();
         Machine {

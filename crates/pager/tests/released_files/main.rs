@@ -32,11 +32,11 @@ use vmm::{FILES, GOES, Machine, STAYS};
 const METADATA: Gfn = Gfn(400);
 const BLOCK: (Gfn, u8) = (Gfn(1024), 6);
 
-/// Makes the pager of a daemon that has attached the VM, or (`adopt`) has recovered it and undone
-/// the work of the daemon before.
-fn pager(machine: &Machine, adopt: bool, releases: u64) -> Arc<Pager> {
+/// Makes the pager of a daemon that has attached the VM, or (`recovers`) has recovered it and
+/// undone the work of the daemon before.
+fn pager(machine: &Machine, recovers: bool, releases: u64) -> Arc<Pager> {
     let (run, ram) = (machine.run.path(), machine.ram());
-    let ledger = match adopt {
+    let ledger = match recovers {
         false => Ledger::create(&run.join("ledger"), ram.end(), Tables::WhenSplit).unwrap(),
         true => {
             let mut ledger = Ledger::open(&run.join("ledger"), ram.end()).unwrap();
@@ -102,7 +102,7 @@ fn on_record(pager: &Pager, frames: FrameRange) -> (u64, u64) {
     (count(&slot), count(&odd))
 }
 
-fn assert_gone(pager: &Pager) {
+fn assert_released(pager: &Pager) {
     assert_eq!(on_record(pager, GOES), (0, 0));
     let (slots, _) = on_record(pager, STAYS);
     let kept = SAVED - slots;
@@ -122,7 +122,7 @@ fn assert_let_go(machine: &mut Machine, gfn: Gfn) {
     assert!(page == page_of(gfn.0 + 2));
     let inode = file.identity().unwrap().1;
     drop(file);
-    assert_eq!(unplugged::gone(&Process::own().unwrap(), &[inode]).unwrap(), [inode]);
+    assert_eq!(unplugged::absent(&Process::own().unwrap(), &[inode]).unwrap(), [inode]);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn what_is_unplugged_leaves_nothing_and_the_rest_is_as_it_was() {
     machine.write(resident, &page_of(resident.0 + 2));
     machine.guest[1] = None;
     pager.returner().release_file(1).unwrap();
-    assert_gone(&pager);
+    assert_released(&pager);
     // All but the watch on a block that is unplugged: a write of its metadata waits for nothing.
     assert_eq!(on_record(&pager, STAYS), (before.0, before.1 - 1));
     machine.write(METADATA, &page_of(10));
@@ -195,12 +195,12 @@ fn what_is_not_the_guests_any_more_is_not_watched() {
     let machine = Machine::new();
     let pager = pager(&machine, false, u64::MAX);
     let looks = Arc::new(AtomicU64::new(0));
-    let gone = machine.places[1];
+    let unplugged = machine.places[1];
     pager.frames().check_mapped({
         let looks = Arc::clone(&looks);
         move |ranges| match looks.fetch_add(1, Relaxed) {
             // The mapping is there right before; then another takes its place.
-            1 => Ok(ranges.iter().copied().filter(|range| range.start != gone).collect()),
+            1 => Ok(ranges.iter().copied().filter(|range| range.start != unplugged).collect()),
             _ => Ok(ranges.to_vec()),
         }
     });

@@ -45,12 +45,12 @@ fn what_is_mapped_nowhere_stays_and_comes_back_into_its_file() {
     assert_eq!(pager.frames().unmapped().unwrap(), [GOES]);
     // None of it is evicted any more, and it keeps nothing else from eviction.
     let all: Vec<Gfn> = [STAYS, GOES].iter().flat_map(|frames| frames.frames()).collect();
-    let away = |frames: FrameRange| {
+    let evicted = |frames: FrameRange| {
         frames.frames().filter(|gfn| pager.ledger().content(*gfn).is_evicted()).count()
     };
-    let before = [STAYS, GOES].map(away);
+    let before = [STAYS, GOES].map(evicted);
     assert!(pager.evictor().evict(&all, &NothingKnown).unwrap().frames() > 0);
-    assert!(away(STAYS) > before[0] && away(GOES) == before[1] && before[1] > 10);
+    assert!(evicted(STAYS) > before[0] && evicted(GOES) == before[1] && before[1] > 10);
     // A fault on a frame adjacent in the store brings nothing of it back.
     assert!(machine.reads(near, &page_of(near.0 + 2)));
     until_all_are_back(&pager);
@@ -65,13 +65,13 @@ fn what_is_mapped_nowhere_stays_and_comes_back_into_its_file() {
     machine.files[1].read_at(at, &mut page).unwrap();
     assert!(page == [0; FRAME_BYTES as usize]);
     // Once this is noticed, none of its content that is in use is evicted, and all else stays.
-    let before = away(STAYS);
+    let before = evicted(STAYS);
     assert!(before > 10);
     pager.returner().give_back_unmapped(&[]).unwrap();
     let reads_as_zero =
         |gfn: &Gfn| matches!(pager.ledger().content(*gfn), Content::Empty { fill: 0, .. });
-    assert!(away(GOES) == 0 && GOES.frames().any(|gfn| reads_as_zero(&gfn)));
-    assert_eq!(away(STAYS), before);
+    assert!(evicted(GOES) == 0 && GOES.frames().any(|gfn| reads_as_zero(&gfn)));
+    assert_eq!(evicted(STAYS), before);
     pager.frames().watch_all_writes().unwrap();
     pager.returner().give_back_all().unwrap();
     assert_eq!((on_record(&pager, GOES), on_record(&pager, STAYS)), ((0, 0), (0, 0)));
@@ -136,11 +136,11 @@ fn what_was_mapped_again_and_written_is_saved_anew_though_a_frame_fails() {
     machine.guest[1].as_ref().unwrap().replace(&machine.files[1]).unwrap();
     [kept, resident].iter().for_each(|&gfn| machine.write(gfn, &page_of(77)));
     // An evicted frame cannot be read.
-    let away = GOES.frames().find_map(|gfn| match content(gfn) {
+    let evicted = GOES.frames().find_map(|gfn| match content(gfn) {
         Content::Saved { slot } => Some(slot),
         _ => None,
     });
-    machine.bad.store(away.expect("some that is saved"), Relaxed);
+    machine.bad.store(evicted.expect("some that is saved"), Relaxed);
     pager.returner().give_back_unmapped(&[1]).unwrap_err();
     // Watched again, it is evicted only once all of it is back.
     pager.frames().watch_all().unwrap();

@@ -1,4 +1,4 @@
-//! The ways by which `ebb resize` changes a VM's size here.
+//! The mechanisms by which `ebb resize` changes a VM's size here.
 
 use vmtest::{Guest, Host, Vm, assets};
 
@@ -6,7 +6,7 @@ use crate::bench::report::Report;
 
 /// What changes a VM's size.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum Mechanism {
     /// A virtio-mem device that Ebb serves, under QEMU 11.
     Own,
     /// QEMU's virtio-mem.
@@ -15,23 +15,23 @@ pub enum Way {
     Balloon,
 }
 
-impl Way {
-    /// Returns the ways that this machine has.
-    pub fn here(report: &mut Report) -> Vec<Way> {
+impl Mechanism {
+    /// Returns the mechanisms that this machine has.
+    pub fn here(report: &mut Report) -> Vec<Mechanism> {
         if let Err(why) = assets::qemu11() {
             report.note(format!("No device of Ebb's own: {why}"));
-            return vec![Way::Qemus, Way::Balloon];
+            return vec![Mechanism::Qemus, Mechanism::Balloon];
         }
         report.note("Ebb's own device under QEMU 11, the others under this system's QEMU.");
-        vec![Way::Own, Way::Qemus, Way::Balloon]
+        vec![Mechanism::Own, Mechanism::Qemus, Mechanism::Balloon]
     }
 
-    /// Returns the way's name in tables.
+    /// Returns the mechanism's name in tables.
     pub fn name(self) -> &'static str {
         match self {
-            Way::Own => "own device",
-            Way::Qemus => "QEMU's device",
-            Way::Balloon => "balloon",
+            Mechanism::Own => "own device",
+            Mechanism::Qemus => "QEMU's device",
+            Mechanism::Balloon => "balloon",
         }
     }
 
@@ -42,14 +42,14 @@ impl Way {
     pub fn start(self, guest: Guest, began_mib: u64, most_mib: u64) -> Vm {
         let (began, most) = (format!("{began_mib}M"), format!("{most_mib}M"));
         let guest = match self {
-            Way::Own => {
+            Mechanism::Own => {
                 let qemu = assets::qemu11().expect("looked for before");
                 guest.memory(&began).grow_to(&most).qemu_in(&qemu)
             }
-            Way::Qemus => guest.memory(&began).grow_to(&most),
-            Way::Balloon => guest.memory(&most),
+            Mechanism::Qemus => guest.memory(&began).grow_to(&most),
+            Mechanism::Balloon => guest.memory(&most),
         };
-        // Each way has a QEMU of its own, and so a daemon.
+        // Each mechanism has a QEMU of its own, and so a daemon.
         Host::new().run(guest)
     }
 }

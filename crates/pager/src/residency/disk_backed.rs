@@ -39,16 +39,16 @@ impl GuestDisk for NoDisk {
 /// Which frames are disk-backed by which blocks: these frames must be brought back before the block
 /// is written.
 #[derive(Default)]
-pub(crate) struct Resting {
+pub(crate) struct DiskBacked {
     /// Pairs of block and frame, ordered by block, then by frame.
     pairs: Mutex<BTreeSet<(u64, Gfn)>>,
 }
 
-impl Resting {
+impl DiskBacked {
     /// Notes that the block that `find` finds will back `gfn`, then asks `find` again: a thread
     /// that is about to write a block first has `find` not find it any more, and looks here after
     /// that.
-    pub(crate) fn rest(&self, gfn: Gfn, find: impl Fn() -> Option<u64>) -> Option<u64> {
+    pub(crate) fn add(&self, gfn: Gfn, find: impl Fn() -> Option<u64>) -> Option<u64> {
         let block = find()?;
         self.pairs().insert((block, gfn));
         if find() == Some(block) {
@@ -59,7 +59,7 @@ impl Resting {
     }
 
     /// Notes that the block backs the frame, by the ledger of a dead daemon.
-    pub(crate) fn rests(&self, gfn: Gfn, block: u64) {
+    pub(crate) fn insert(&self, gfn: Gfn, block: u64) {
         self.pairs().insert((block, gfn));
     }
 

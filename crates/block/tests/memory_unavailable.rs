@@ -45,13 +45,17 @@ fn offer_indirect(driver: &mut Driver) {
 #[test]
 fn a_read_waits_for_memory_that_cannot_be_had_now() {
     for (_file, mut driver) in drivers() {
-        for (slot, away) in [HEADER, STATUS, FREE, FREE + 4096].into_iter().enumerate() {
+        for (slot, unavailable) in [HEADER, STATUS, FREE, FREE + 4096].into_iter().enumerate() {
             driver.put(FREE, &[0; 8192]);
             // Each request has a line of its own.
-            let line = if away < FREE { 32 * slot as u64 } else { 0 };
-            *driver.gate.away.lock().unwrap() = Some((away + line, 5));
-            assert_eq!(driver.read(0, &[(FREE, 4096), (FREE + 4096, 4096)]), OK, "{away:#x}");
-            assert_eq!(*driver.gate.away.lock().unwrap(), Some((away + line, 0)));
+            let line = if unavailable < FREE { 32 * slot as u64 } else { 0 };
+            *driver.gate.unavailable.lock().unwrap() = Some((unavailable + line, 5));
+            assert_eq!(
+                driver.read(0, &[(FREE, 4096), (FREE + 4096, 4096)]),
+                OK,
+                "{unavailable:#x}"
+            );
+            assert_eq!(*driver.gate.unavailable.lock().unwrap(), Some((unavailable + line, 0)));
             assert_eq!(driver.get(FREE, 8192), [7; 8192]);
             assert_eq!((driver.used(), driver.used_at(slot as u16).1), (slot as u16 + 1, 8193));
         }
@@ -66,14 +70,14 @@ fn a_write_waits_for_memory_that_cannot_be_had_now() {
         driver.put(FREE, &[5; 8192]);
         // Whole blocks, and a part of one.
         for (sector, bytes) in [(8, 8192), (65, 512)] {
-            *driver.gate.away.lock().unwrap() = Some((FREE, 5));
+            *driver.gate.unavailable.lock().unwrap() = Some((FREE, 5));
             assert_eq!(driver.write(sector, &[(FREE, bytes)]), OK);
             let mut content = vec![0; bytes as usize];
             file.as_file().read_exact_at(&mut content, sector * 512).unwrap();
             assert!(content.iter().all(|byte| *byte == 5));
         }
         // The range to discard is in this memory.
-        *driver.gate.away.lock().unwrap() = Some((RAM_BYTES - 16, 5));
+        *driver.gate.unavailable.lock().unwrap() = Some((RAM_BYTES - 16, 5));
         assert_eq!(driver.range(DISCARD, 8, 8, 0), OK);
         assert_eq!(driver.counts().failed, 0);
     }
@@ -81,12 +85,12 @@ fn a_write_waits_for_memory_that_cannot_be_had_now() {
 
 #[test]
 fn rings_and_tables_that_cannot_be_had_now_are_waited_for() {
-    for away in [RINGS.used, TABLE] {
+    for unavailable in [RINGS.used, TABLE] {
         for (_file, mut driver) in drivers() {
-            *driver.gate.away.lock().unwrap() = Some((away, 5));
+            *driver.gate.unavailable.lock().unwrap() = Some((unavailable, 5));
             offer_indirect(&mut driver);
             driver.serve();
-            assert_eq!(*driver.gate.away.lock().unwrap(), Some((away, 0)));
+            assert_eq!(*driver.gate.unavailable.lock().unwrap(), Some((unavailable, 0)));
             assert_eq!(driver.get(STATUS, 1), [OK]);
             assert_eq!(driver.get(FREE, 4096), [7; 4096]);
             assert_eq!((driver.used(), driver.used_at(0)), (1, (0, 4097)));
@@ -118,7 +122,7 @@ fn no_request_ends_whose_status_no_device_may_write() {
 
 #[test]
 fn a_queue_stops_while_requests_wait_and_does_them_later() {
-    for (away, requests_seen) in [(FREE, true), (HEADER + 32, false)] {
+    for (unavailable, requests_seen) in [(FREE, true), (HEADER + 32, false)] {
         let (file, image) = image(IMAGE_BYTES, false, true);
         file.as_file().write_all_at(&[7; 8192], 0).unwrap();
         let directory = tempfile::tempdir().unwrap();
@@ -128,13 +132,14 @@ fn a_queue_stops_while_requests_wait_and_does_them_later() {
         let backend = Backend::start(&socket, image, gate.clone(), Arc::new(Nobody), options);
         let backend = backend.unwrap();
         let mut ring = Ring::new(shared_memory(RAM_BYTES));
-        *gate.away.lock().unwrap() = Some((away, u32::MAX));
+        *gate.unavailable.lock().unwrap() = Some((unavailable, u32::MAX));
         let front_end = FrontEnd::connect(&socket, &ring, 0);
         let first = ring.prepare(IN, 0, &[], &[(FREE + 0x1000, 4096)]);
         let waits = ring.prepare(IN, 0, &[], &[(FREE, 4096)]);
         let behind = ring.prepare(IN, 0, &[], &[(FREE + 0x2000, 4096)]);
         front_end.kick();
-        // The first is done. A request behind the one that waits may have ended, and is not told.
+        // The first is done. A request behind the one that waits may have ended, and is not
+        // reported.
         let last = if requests_seen { behind } else { first };
         while ring.get(last, 1) != [OK] || ring.used() != 1 {
             std::thread::yield_now();
@@ -143,7 +148,7 @@ fn a_queue_stops_while_requests_wait_and_does_them_later() {
         assert_eq!((base, ring.used()), (1, 1));
         assert_eq!(ring.get(waits, 1), [0xff]);
         drop(front_end);
-        *gate.away.lock().unwrap() = None;
+        *gate.unavailable.lock().unwrap() = None;
         let front_end = FrontEnd::connect(&socket, &ring, base);
         while ring.used() != ring.next {
             front_end.wait();
@@ -151,7 +156,7 @@ fn a_queue_stops_while_requests_wait_and_does_them_later() {
         assert_eq!(ring.get(FREE, 0x3000), [7; 0x3000]);
         assert_eq!([waits, behind].map(|at| ring.get(at, 1)), [[OK], [OK]]);
         // A backend stops too while a request waits.
-        *gate.away.lock().unwrap() = Some((FREE, u32::MAX));
+        *gate.unavailable.lock().unwrap() = Some((FREE, u32::MAX));
         ring.prepare(IN, 0, &[], &[(FREE, 4096)]);
         front_end.kick();
         backend.stop();

@@ -1,0 +1,52 @@
+//! One step of the limiter: what it is given to choose frames by.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::time::Instant;
+
+use ebb_inspect::{NOTES_MAX, may_hold_note};
+use ebb_reclaim::limit::judge::Sources;
+use ebb_reclaim::limit::limiter::Limiter;
+use ebb_reclaim::limit::marks::{Left, Marks};
+use ebb_reclaim::limit::windows::Windows;
+use ebb_units::Gfn;
+use ebb_vm::pinning::pinning;
+
+use super::HeatOf;
+use super::vmm::Forgetful;
+use crate::vm::context::VmContext;
+use crate::vm::context::liveness::{End, Liveness};
+
+/// Makes one step of the limiter, while the guest runs. `ended` gets why the guest's kernel does
+/// not run any more, if that was seen.
+pub(super) fn evict_step(
+    limiter: &mut Limiter,
+    cx: &mut VmContext,
+    marks: Marks,
+    (heat, end): (HeatOf<'_>, Instant),
+    ended: &mut Option<End>,
+) -> io::Result<Left> {
+    let VmContext { qmp, guest, reaching, pager, process, forgetting, disks, .. } = cx;
+    let liveness = RefCell::new(Liveness::new(qmp, guest, reaching, pager));
+    let still_runs = || liveness.borrow_mut().runs_at_once();
+    let pins = pinning(process)?.is_some();
+    let known = guest.guest().ok().map(|guest| (guest, &still_runs as &dyn Fn() -> bool));
+    let of = Sources { process, guest: known, pins };
+    // An unknown kernel can only be known by its note, so frames that may hold one stay resident.
+    // Anybody can write a note, so no more of them stay than the search looks at.
+    let (view, notes) = (pager.view(), Cell::new(0));
+    let is_note = |gfn| {
+        let found = known.is_none() && notes.get() < NOTES_MAX && may_hold_note(&view, gfn);
+        notes.set(notes.get() + usize::from(found));
+        found
+    };
+    let stays = |gfn| pins && known.is_none_or(|(guest, _)| !guest.looks_settled(&view, gfn));
+    let spare = |gfn: Gfn| guest.needs(gfn) || is_note(gfn) || stays(gfn);
+    let has_disk = disks.shared.tracked_blocks() > 0;
+    let (pagemap, vmm) = (limiter.pagemap(), Forgetful(process, forgetting));
+    let mut windows = Windows::new(of, (&**pager, &vmm), &pagemap, &spare, heat, has_disk);
+    let left = limiter.step(&mut windows, marks, end);
+    drop(windows);
+    *ended = liveness.borrow().ended();
+    left
+}
