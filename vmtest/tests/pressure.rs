@@ -159,17 +159,31 @@ impl Drop for Group {
     }
 }
 
+/// VMs are in other groups, which that limit does not hold for.
 #[test]
-fn a_control_group_of_the_daemon_counts_as_the_host_does() {
+fn a_control_group_of_the_daemon_alone_does_not_count() {
     let group = Group::new(200 * MIB);
     require!(group.as_ref());
     let host = host();
-    let vm = run(&host);
+    let (vm, other) = (run(&host), run(&host));
     let daemon = host.daemon().expect("a daemon runs");
     let members = group.as_ref().map(|group| group.0.join("cgroup.procs")).expect("a group");
     fs::write(members, daemon.to_string()).expect("the daemon joins the group");
     // The host has more than that, and the group never.
     vm.ebb("auto on --when pressure --below 201M").ok();
-    let why = until("a round under pressure", || pressure(&vm).why);
-    assert!(why.starts_with("control group /sys/fs/cgroup/memory/ebb-pressure-"), "{why}");
+    other.ebb("auto on --when pressure --below 100%").ok();
+    wait_watched(&vm);
+    for _ in 0..2 {
+        wait_round(&other);
+    }
+    assert_eq!(pressure(&vm).rounds, 0);
+}
+
+#[test]
+fn a_threshold_of_a_vm_that_reclaims_at_intervals_is_refused() {
+    let host = host();
+    let vm = run(&host);
+    let why = vm.ebb("auto on --below 5%").refused();
+    assert!(why.contains("belongs to --when pressure: give both"), "{why}");
+    assert!(!vm.status().auto.on);
 }

@@ -77,18 +77,19 @@ pub struct AutoRequest {
     /// Whether Ebb reclaims by itself.
     pub on: bool,
     /// What begins a round; null keeps what is set (at first: interval).
-    #[serde(default)]
+    // Left out if not set, as the two thresholds are: earlier releases refuse unknown fields.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub when: Option<ReclaimWhen>,
     /// Time between two reclaims, 100 ms to a day; null keeps what is set (at first 5 s).
     #[serde(default)]
     pub interval_ms: Option<u64>,
     /// The host is short of memory if less than this part of its memory is available, 0 to 100
     /// percent; null keeps what is set (at first 10). In place of `below_bytes`.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub below_percent: Option<u32>,
     /// The host is short of memory if less than this is available; null keeps what is set. In place
     /// of `below_percent`.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub below_bytes: Option<u64>,
     /// Free memory to leave in the guest; null keeps what is set (at first 0: the reserve alone).
     #[serde(default)]
@@ -111,7 +112,7 @@ impl AutoRequest {
         })?;
         let is_below = self.below_percent.is_some() || self.below_bytes.is_some();
         ensure(self.when != Some(ReclaimWhen::Interval) || !is_below, || {
-            "a threshold of the host's memory (--below) belongs to --when pressure".into()
+            "a threshold of host memory (--below) belongs to --when pressure: give both".into()
         })
     }
 }
@@ -257,6 +258,20 @@ mod tests {
             let refused = check(when, percent, bytes).unwrap_err();
             assert!(refused.contains(why), "{refused}");
         }
+    }
+
+    #[test]
+    fn an_earlier_release_understands_what_it_knows() {
+        let text = serde_json::to_string(&AUTO).expect("text");
+        assert_eq!(text, r#"{"on":true,"interval_ms":null,"keep_bytes":null}"#);
+        let full = AutoRequest {
+            when: Some(ReclaimWhen::Pressure),
+            below_percent: Some(5),
+            below_bytes: Some(7),
+            ..AUTO
+        };
+        let text = serde_json::to_string(&full).expect("text");
+        assert_eq!(serde_json::from_str::<AutoRequest>(&text).expect("a request"), full);
     }
 
     #[test]

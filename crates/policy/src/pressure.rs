@@ -1,15 +1,18 @@
 //! Whether the host is short of memory (*host pressure*), so that a VM is to give free memory back,
 //! and when it is asked.
 //!
-//! Pressure begins once less memory is available than the VM's threshold, or once tasks of the host
-//! wait for memory for a part of the time. It ends once both have eased by a margin. So what a
-//! reclaim itself changes does not turn it off and on again.
+//! Pressure begins once less memory is available than the VM's threshold. It also begins once tasks
+//! of the host wait for memory for a part of the time while less than four times the threshold is
+//! available: with more, they wait for something that free memory of guests does not mend. It ends
+//! once both have eased by a margin. So what a reclaim itself changes does not turn it off and on
+//! again.
 //!
 //! ```text
 //! available    0 ............ begin ........ end ..............>
 //!              pressure begins |  as it was  | pressure ends
-//!                              |<- 1/8 of -->|
-//!                                  begin
+//!                              |<- margin -->|
+//!
+//! margin       1/8 of begin, at most half of the way from begin to all memory
 //! ```
 //!
 //! V-Probe's reclaim is triggered by host events, "like the memory pressure" (Wang et al., ATC'23,
@@ -24,8 +27,10 @@ use std::time::Duration;
 
 use ebb_units::Bytes;
 
-/// Pressure ends this part of its threshold above the threshold.
+/// Pressure ends this part of its threshold above the threshold, if there is so much room.
 const MARGIN_PART: u64 = 8;
+/// Tasks that wait count below so many times the threshold.
+const STALL_TIMES: u64 = 4;
 /// Shortest time between two requests to a VM.
 const PAUSE: Duration = Duration::from_secs(1);
 /// The same after a request for which the VM had nothing to give.
@@ -57,9 +62,9 @@ pub struct HostMemory {
 /// Available memory below which there is pressure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Below {
-    /// A part of all memory, in percent.
+    /// A part of all memory, in percent. 0: waiting tasks alone count, whatever is available.
     Percent(u32),
-    /// So many bytes.
+    /// So many bytes, or all memory if that is less. 0: as with percent.
     Bytes(u64),
 }
 
@@ -74,13 +79,14 @@ pub struct Thresholds {
 
 impl Below {
     fn of(self, total_bytes: u64) -> u64 {
-        match self {
+        let bytes = match self {
             Below::Percent(percent) => {
                 let bytes = u128::from(total_bytes) * u128::from(percent) / 100;
                 u64::try_from(bytes).unwrap_or(u64::MAX)
             }
             Below::Bytes(bytes) => bytes,
-        }
+        };
+        bytes.min(total_bytes)
     }
 }
 
@@ -88,6 +94,8 @@ impl Below {
 #[derive(Default, Debug)]
 pub struct HostPressure {
     is_on: bool,
+    /// Whether too little is available.
+    is_short: bool,
     next: Option<Duration>,
 }
 
@@ -95,18 +103,36 @@ impl HostPressure {
     /// Looks at the host's memory. Returns why there is pressure, with the figures; `None`: there is
     /// none.
     pub fn look(&mut self, memory: &HostMemory, thresholds: Thresholds) -> Option<String> {
-        let mark = |budget: &Budget| {
-            let begin = thresholds.below.of(budget.total_bytes);
-            match self.is_on && budget.available_bytes >= begin {
-                true => begin.saturating_add(begin / MARGIN_PART),
-                false => begin,
-            }
-        };
-        let short = memory.budgets().map(|budget| (budget, mark(budget)));
+        let Thresholds { below, stall_permille } = thresholds;
+        let begin = |budget: &Budget| below.of(budget.total_bytes);
+        let short = memory.budgets().map(|budget| (budget, self.mark(budget, begin(budget))));
         let short = { short }.find(|(budget, mark)| budget.available_bytes < *mark);
-        let stalls = thresholds.stall_permille.filter(|&most| self.is_stalled(memory, most));
-        self.is_on = short.is_some() || stalls.is_some();
+        let counts = memory.budgets().any(|budget| self.may_stall(budget, begin(budget)));
+        let stalls = stall_permille.filter(|&most| counts && self.is_stalled(memory, most));
+        self.is_short = short.is_some();
+        self.is_on = self.is_short || stalls.is_some();
         self.is_on.then(|| memory.told(short, stalls))
+    }
+
+    /// Whether there was pressure at the last look only because tasks waited.
+    pub fn is_by_stalls(&self) -> bool {
+        self.is_on && !self.is_short
+    }
+
+    /// The mark below which there is pressure: where it begins or, once it has begun, where it
+    /// ends.
+    fn mark(&self, budget: &Budget, begin: u64) -> u64 {
+        let room = budget.total_bytes.saturating_sub(begin);
+        match self.is_on && budget.available_bytes >= begin {
+            true => begin.saturating_add((begin / MARGIN_PART).min(room / 2)),
+            false => begin,
+        }
+    }
+
+    /// Whether so little is available that waiting tasks count.
+    fn may_stall(&self, budget: &Budget, begin: u64) -> bool {
+        let near = begin.saturating_mul(STALL_TIMES);
+        begin == 0 || budget.available_bytes < self.mark(budget, near)
     }
 
     /// Whether tasks wait too long. Once there is pressure, half of that is too long.

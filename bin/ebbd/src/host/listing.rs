@@ -157,13 +157,12 @@ impl Listing {
         self.known().member
     }
 
-    /// What is to be known of it to watch the host for it; none: it did not ask for that, or it
-    /// cannot answer now.
+    /// What is to be known of it to watch the host for it; none: it did not ask for that.
     pub fn watched(&self) -> Option<Watched> {
         let known = self.known();
         let is_slow = known.at.is_none_or(|at| slow(at.elapsed()).is_some());
-        let status = known.status.as_deref().filter(|_| !is_slow);
-        status.filter(|_| matches!(known.stage, Stage::Managed)).and_then(Watched::of)
+        let answers = matches!(known.stage, Stage::Managed) && !is_slow;
+        known.status.as_deref().and_then(|status| Watched::of(status, answers))
     }
 
     /// Its line in the list, as last known.

@@ -14,8 +14,10 @@ use axum::http::Method;
 use ebb_api::VmName;
 use ebb_policy::pressure::{HostMemory, HostPressure, Thresholds};
 use ebb_units::Bytes;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use super::apart::apart;
 use super::asking::ask;
 use super::registry::Daemon;
 use crate::model::api_error::{Answer, failed};
@@ -29,20 +31,30 @@ const EVERY: Duration = Duration::from_secs(1);
 const SILENCE_MOST: Duration = Duration::from_secs(10);
 /// Longest wait for the answer of one VM, before the next one is asked.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Longest time in which one look asks VMs. The next look asks the others.
+const LOOK_MOST: Duration = Duration::from_secs(5);
+/// Longest wait for an answer while others are asked. Then the VM has given nothing.
+const ANSWER_MOST: Duration = Duration::from_secs(120);
+/// A shortage ends after this long without pressure. So a threshold that is changed to and fro does
+/// not fill the log, and late answers still count.
+const CALM_LEAST: Duration = Duration::from_secs(10);
 
 /// Watches the host for all VMs that ask for it. `stall_percent`: see [`HostReader::open`].
 pub async fn watch(daemon: Daemon, stall_percent: Option<u32>) {
     let mut interval = tokio::time::interval(EVERY);
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut watcher = Watcher::new(daemon, stall_percent);
+    let mut before: Option<String> = None;
     loop {
         let stalled = tokio::select! {
             _ = interval.tick() => false,
             () = watcher.stall() => true,
         };
-        if let Err(error) = watcher.look(stalled).await {
+        let error = watcher.look(stalled).await.err().map(|error| error.to_string());
+        if let Some(error) = error.as_ref().filter(|error| before.as_ref() != Some(*error)) {
             tracing::warn!("the host's memory: {error}");
         }
+        before = error;
     }
 }
 
@@ -52,8 +64,8 @@ struct Watcher {
     /// Opened once a VM asks for it.
     reader: Option<HostReader>,
     vms: BTreeMap<VmName, Vm>,
-    /// What VMs have given back in the shortage under way, in bytes; none: there is none.
-    shortage: Option<u64>,
+    /// The shortage under way; none: there is none.
+    shortage: Option<Shortage>,
     began: Instant,
 }
 
@@ -63,12 +75,49 @@ struct Vm {
     pressure: HostPressure,
     /// When it heard of the host last.
     told: Option<Duration>,
+    /// What it was told, and has not answered yet.
+    open: Option<Open>,
+    /// Whether its last round took longer than others were to wait. It is asked last then.
+    is_late: bool,
+}
+
+/// A notice that waits for its answer.
+struct Open {
+    is_request: bool,
+    /// The bytes that were reclaimed.
+    answer: JoinHandle<u64>,
+}
+
+/// A shortage of the host's memory, as the log tells it.
+#[derive(Default)]
+struct Shortage {
+    /// What VMs have given back in it, in bytes.
+    bytes: u64,
+    /// When there was pressure last.
+    last: Duration,
+}
+
+impl Vm {
+    /// Returns whether it is to be told now: `why` it is to reclaim, or only that its host is
+    /// watched. The latter ends the pressure for it, so it is never said in place of the former.
+    fn is_due(&self, watched: &Watched, why: Option<&str>, now: Duration) -> bool {
+        let is_silent = |told| now.saturating_sub(told) >= SILENCE_MOST;
+        let is_time = match why {
+            Some(_) => self.pressure.is_due(now),
+            None => !watched.is_told || self.told.is_none_or(is_silent),
+        };
+        is_time && watched.answers && self.open.is_none()
+    }
 }
 
 impl Watcher {
     fn new(daemon: Daemon, stall_percent: Option<u32>) -> Watcher {
         let (reader, vms, shortage) = (None, BTreeMap::new(), None);
         Watcher { daemon, stall_percent, reader, vms, shortage, began: Instant::now() }
+    }
+
+    fn now(&self) -> Duration {
+        self.began.elapsed()
     }
 
     /// Waits until the kernel tells that tasks wait for memory.
@@ -81,25 +130,73 @@ impl Watcher {
 
     /// Looks at the host's memory, and asks one VM after the other as long as it is short.
     async fn look(&mut self, stalled: bool) -> io::Result<()> {
-        let asking = asking(&self.daemon);
+        self.collect().await;
+        let asking = self.asking();
         self.vms.retain(|name, _| asking.iter().any(|(asks, _)| asks == name));
         if asking.is_empty() && self.shortage.is_none() {
             return Ok(());
         }
-        let mut memory = self.read(stalled)?;
+        let mut memory = self.read(stalled).await?;
         self.note(&memory, &asking);
+        let (end, mut may_have_given) = (self.now() + LOOK_MOST, false);
         for (name, watched) in &asking {
             let why = self.judge(name, watched, &memory);
-            if self.tell(name, watched, why).await > 0 {
-                memory = self.read(false)?;
+            let vm = self.vms.entry(name.clone()).or_default();
+            // What was given may have ended the stalls. The next look tells.
+            let why = why.filter(|_| !may_have_given || !vm.pressure.is_by_stalls());
+            let now = self.began.elapsed();
+            let has_time = why.is_none() || now < end;
+            if !has_time || !vm.is_due(watched, why.as_deref(), now) {
+                continue;
             }
+            if why.is_none() {
+                self.tell(name, None);
+                continue;
+            }
+            may_have_given |= self.request(name, why).await;
+            memory = self.read(false).await?;
         }
         Ok(())
     }
 
-    fn read(&mut self, stalled: bool) -> io::Result<HostMemory> {
-        let percent = self.stall_percent;
-        self.reader.get_or_insert_with(|| HostReader::open(percent)).read(stalled)
+    /// Takes the answers for which nobody waited.
+    async fn collect(&mut self) {
+        let come = |vm: &mut Vm| vm.open.take_if(|open| open.answer.is_finished());
+        let vms = self.vms.iter_mut();
+        let answered = vms.filter_map(|(name, vm)| Some((name.clone(), come(vm)?)));
+        let answered: Vec<(VmName, Open)> = answered.collect();
+        for (name, Open { is_request, answer }) in answered {
+            let bytes = answer.await.unwrap_or(0);
+            if is_request {
+                self.note_given(&name, bytes);
+            }
+        }
+    }
+
+    /// The VMs that ask for the watch, in the order in which they are asked: those that surely have
+    /// the most to give come first.
+    fn asking(&self) -> Vec<(VmName, Watched)> {
+        let listings = self.daemon.listings().into_iter();
+        let asking = listings.filter_map(|(name, listing)| Some((name, listing.watched()?)));
+        let mut asking: Vec<(VmName, Watched)> = asking.collect();
+        let is_late = |name: &VmName| self.vms.get(name).is_some_and(|vm| vm.is_late);
+        asking.sort_by_key(|(name, watched)| {
+            (is_late(name), watched.is_stuck, Reverse(watched.spare_bytes))
+        });
+        asking
+    }
+
+    /// Reads the host's memory away from the threads that answer requests.
+    async fn read(&mut self, stalled: bool) -> io::Result<HostMemory> {
+        let (reader, percent) = (self.reader.take(), self.stall_percent);
+        let (reader, memory) = apart(move || {
+            let mut reader = reader.unwrap_or_else(|| HostReader::open(percent));
+            let memory = reader.read(stalled);
+            (reader, memory)
+        })
+        .await?;
+        self.reader = Some(reader);
+        memory
     }
 
     /// Returns why this VM is to reclaim; none: it is not.
@@ -111,60 +208,71 @@ impl Watcher {
 
     /// Logs the beginning and the end of a shortage.
     fn note(&mut self, memory: &HostMemory, asking: &[(VmName, Watched)]) {
+        let now = self.now();
         let whys = asking.iter().filter_map(|(name, vm)| self.judge(name, vm, memory));
         let whys: Vec<String> = whys.collect();
-        match (whys.first(), self.shortage) {
-            (Some(why), None) => {
+        if let Some(why) = whys.first() {
+            if self.shortage.is_none() {
                 let several = if whys.len() == 1 { "" } else { "s" };
                 tracing::info!("{why}: reclaiming from {} VM{several}", whys.len());
-                self.shortage = Some(0);
             }
-            (None, Some(bytes)) => {
-                tracing::info!("{memory}: no VM is asked any more, {} reclaimed", Bytes(bytes));
-                self.shortage = None;
-            }
-            _ => {}
+            self.shortage.get_or_insert_default().last = now;
+            return;
+        }
+        let is_over = |shortage: &Shortage| now.saturating_sub(shortage.last) >= CALM_LEAST;
+        if let Some(Shortage { bytes, .. }) = self.shortage.take_if(|shortage| is_over(shortage)) {
+            tracing::info!("{memory}: no VM is asked any more, {} reclaimed", Bytes(bytes));
         }
     }
 
-    /// Tells a VM what is due: that its host is short of memory, or at times that its host is
-    /// watched. Returns what the VM reclaimed, in bytes.
-    async fn tell(&mut self, name: &VmName, watched: &Watched, why: Option<String>) -> u64 {
-        let now = self.began.elapsed();
+    /// Asks a VM to reclaim, and waits a while. A VM that takes longer goes on, and its answer is
+    /// collected later. Returns whether it has given something or goes on.
+    async fn request(&mut self, name: &VmName, why: Option<String>) -> bool {
+        self.tell(name, why);
+        let Some(vm) = self.vms.get_mut(name) else { return false };
+        let Some(open) = &mut vm.open else { return false };
+        let answer = timeout(PATIENCE, &mut open.answer).await;
+        vm.is_late = answer.is_err();
+        let Ok(answer) = answer else { return true };
+        vm.open = None;
+        let bytes = answer.unwrap_or(0);
+        self.note_given(name, bytes);
+        bytes > 0
+    }
+
+    /// Begins to tell a VM why it is to reclaim, or only that its host is watched.
+    fn tell(&mut self, name: &VmName, why: Option<String>) {
+        let Some(reader) = &self.reader else { return };
+        let notice = PressureNotice { seen_by: reader.seen_by(), why };
+        let now = self.now();
         let vm = self.vms.entry(name.clone()).or_default();
-        let why = why.filter(|_| vm.pressure.is_due(now));
-        let is_told =
-            watched.is_told && vm.told.is_some_and(|told| now.saturating_sub(told) < SILENCE_MOST);
-        let seen_by = match &self.reader {
-            Some(reader) if why.is_some() || !is_told => reader.seen_by().to_owned(),
-            _ => return 0,
-        };
-        vm.told = Some(now);
-        let notice = PressureNotice { seen_by, why };
-        let bytes = match timeout(PATIENCE, send(&self.daemon, name, &notice)).await {
-            Ok(Ok(bytes)) => bytes,
-            Ok(Err(error)) => {
-                tracing::debug!("{name}: {error}");
-                0
-            }
-            // It goes on with what it has begun.
-            Err(_) => 0,
-        };
-        if notice.why.is_some() {
-            vm.pressure.asked(self.began.elapsed(), bytes);
-            self.shortage = self.shortage.map(|before| before.saturating_add(bytes));
+        let is_request = notice.why.is_some();
+        let answer = tokio::spawn(answer(self.daemon.clone(), name.clone(), notice));
+        (vm.told, vm.open) = (Some(now), Some(Open { is_request, answer }));
+    }
+
+    /// Notes what a VM has given on request.
+    fn note_given(&mut self, name: &VmName, bytes: u64) {
+        let now = self.now();
+        if let Some(vm) = self.vms.get_mut(name) {
+            vm.pressure.asked(now, bytes);
         }
-        bytes
+        if let Some(shortage) = &mut self.shortage {
+            shortage.bytes = shortage.bytes.saturating_add(bytes);
+        }
     }
 }
 
-/// The VMs that ask for the watch. Those that may have the most to give come first.
-fn asking(daemon: &Daemon) -> Vec<(VmName, Watched)> {
-    let listings = daemon.listings().into_iter();
-    let asking = listings.filter_map(|(name, listing)| Some((name, listing.watched()?)));
-    let mut asking: Vec<(VmName, Watched)> = asking.collect();
-    asking.sort_by_key(|(_, watched)| Reverse(watched.spare_bytes));
-    asking
+/// Sends a notice to a VM. Returns the bytes that it reclaimed; 0: also if it does not answer.
+async fn answer(daemon: Daemon, name: VmName, notice: PressureNotice) -> u64 {
+    match timeout(ANSWER_MOST, send(&daemon, &name, &notice)).await {
+        Ok(Ok(bytes)) => bytes,
+        Ok(Err(error)) => {
+            tracing::debug!("{name}: {error}");
+            0
+        }
+        Err(_) => 0,
+    }
 }
 
 async fn send(daemon: &Daemon, name: &VmName, notice: &PressureNotice) -> Answer<u64> {

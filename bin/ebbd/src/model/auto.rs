@@ -1,6 +1,6 @@
 //! Automatic reclaim of a VM, as it is on record.
 
-use ebb_api::{AutoRequest, BELOW_PERCENT_DEFAULT, ReclaimWhen};
+use ebb_api::{AutoRequest, BELOW_PERCENT_DEFAULT, BadRequest, ReclaimWhen};
 use serde::{Deserialize, Serialize};
 
 /// Automatic reclaim.
@@ -37,6 +37,14 @@ impl Default for Auto {
 }
 
 impl Auto {
+    /// Checks a request together with what stays.
+    ///
+    /// # Errors
+    /// Those of [`AutoRequest::check`].
+    pub fn check(&self, request: AutoRequest) -> Result<(), BadRequest> {
+        AutoRequest { when: request.when.or(Some(self.when)), ..request }.check()
+    }
+
     /// Sets what the request names; the rest stays.
     pub fn set(&mut self, request: AutoRequest) {
         let AutoRequest { on, when, interval_ms, below_percent, below_bytes, keep_bytes } = request;
@@ -83,12 +91,17 @@ mod tests {
             keep_bytes: None,
         };
         let pressure = Some(ReclaimWhen::Pressure);
+        let below = AutoRequest { below_bytes: Some(7), ..nothing };
+        let refused = auto.check(below).unwrap_err().to_string();
+        assert!(refused.contains("belongs to --when pressure"), "{refused}");
+        assert_eq!(auto.check(AutoRequest { when: pressure, ..below }), Ok(()));
         auto.set(AutoRequest { when: pressure, below_bytes: Some(7), ..nothing });
         auto.set(AutoRequest { keep_bytes: Some(3), ..nothing });
         assert_eq!(
             (auto.when, auto.below_bytes, auto.percent()),
             (ReclaimWhen::Pressure, Some(7), None)
         );
+        assert_eq!(auto.check(below), Ok(()));
         auto.set(AutoRequest { below_percent: Some(5), ..nothing });
         assert_eq!((auto.below_bytes, auto.percent(), auto.keep_bytes), (None, Some(5), 3));
         let text = serde_json::to_string(&auto).expect("text");

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use ebb_api::{RunRequest, VmName};
 use ebb_sys::confine::User;
 
-pub use self::budget::OwnGroups;
+pub use self::budget::VmGroups;
 use self::hierarchy::{Hierarchy, MOUNTS, find};
 use self::processes::{MEMBERS, end_members_if, members};
 use self::removal::{clear_below, remove_above, remove_all};

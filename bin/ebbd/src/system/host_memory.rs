@@ -3,7 +3,7 @@
 
 use std::future::pending;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,20 +12,31 @@ use ebb_sys::meminfo::MemInfo;
 use ebb_sys::psi::{self, Access, Trigger};
 use tokio::sync::Notify;
 
-use super::cgroup::OwnGroups;
+use super::cgroup::VmGroups;
 
 /// Shortest time over which the share of waiting tasks is taken.
 const SAMPLE_LEAST: Duration = Duration::from_millis(500);
+/// Longest time over which it is taken. After more than that, the past does not count.
+const SAMPLE_MOST: Duration = Duration::from_secs(5);
 /// Stack of a thread that only waits.
 const STACK_BYTES: usize = 64 << 10;
 
 /// Reads the host's memory.
 pub struct HostReader {
-    groups: OwnGroups,
+    groups: VmGroups,
     stalls: Option<Stalls>,
-    /// Told by the thread that waits for the kernel's trigger; none: there is no trigger.
-    fired: Option<Arc<Notify>>,
-    seen_by: String,
+    /// None: the kernel gave no trigger.
+    follower: Option<Arc<Follower>>,
+    /// How the kernel lets PSI be seen, in words.
+    psi: String,
+}
+
+/// What the thread tells that waits for the kernel's trigger.
+#[derive(Default)]
+struct Follower {
+    fired: Notify,
+    /// Why no thread waits for it any more; none: one does.
+    ended: OnceLock<String>,
 }
 
 impl HostReader {
@@ -37,26 +48,30 @@ impl HostReader {
             Some((_, access)) => access.to_string(),
             None => "PSI is not looked at (--pressure-stall 0)".into(),
         };
-        let (stalls, fired) = match access {
+        let (stalls, follower) = match access {
             None | Some((_, Access::None(_))) => (None, None),
             Some((percent, Access::Reading(_))) => (Some(Stalls::new(percent)), None),
             Some((percent, Access::Trigger(trigger))) => {
-                (Some(Stalls::new(percent)), follow(trigger))
+                (Some(Stalls::new(percent)), Some(follow(trigger)))
             }
         };
-        let seen_by = format!("available memory each second; {psi}");
-        HostReader { groups: OwnGroups::find(), stalls, fired, seen_by }
+        HostReader { groups: VmGroups::find(), stalls, follower, psi }
     }
 
-    /// By what it sees pressure, in words.
-    pub fn seen_by(&self) -> &str {
-        &self.seen_by
+    /// By what it sees pressure now, in words.
+    pub fn seen_by(&self) -> String {
+        let ended = self.follower.as_ref().and_then(|follower| follower.ended.get());
+        let psi = match ended {
+            Some(why) => format!("PSI by reading it ({why})"),
+            None => self.psi.clone(),
+        };
+        format!("available memory each second; {psi}")
     }
 
     /// Waits until the kernel tells that tasks wait for memory.
     pub async fn stall(&self) {
-        match &self.fired {
-            Some(fired) => fired.notified().await,
+        match &self.follower {
+            Some(follower) => follower.fired.notified().await,
             None => pending().await,
         }
     }
@@ -76,21 +91,29 @@ impl HostReader {
 
 /// Waits for the trigger in a thread of its own: the runtime would wait for such a file only by
 /// unsafe calls. Without the thread, the reader is told nothing, and reads all the same.
-fn follow(trigger: Trigger) -> Option<Arc<Notify>> {
-    let fired = Arc::new(Notify::new());
-    let told = Arc::clone(&fired);
+fn follow(trigger: Trigger) -> Arc<Follower> {
+    let follower = Arc::new(Follower::default());
+    let told = Arc::clone(&follower);
     let wait = move || {
-        while trigger.wait().is_ok() {
-            told.notify_one();
-        }
+        let error = loop {
+            match trigger.wait() {
+                Ok(()) => told.fired.notify_one(),
+                Err(error) => break error,
+            }
+        };
+        told.end(format!("the kernel has ended its trigger: {error}"));
     };
     let thread = thread::Builder::new().name("host pressure".into()).stack_size(STACK_BYTES);
-    match thread.spawn(wait) {
-        Ok(_) => Some(fired),
-        Err(error) => {
-            tracing::warn!("no thread waits for the host's pressure: {error}");
-            None
-        }
+    if let Err(error) = thread.spawn(wait) {
+        follower.end(format!("no thread waits for its trigger: {error}"));
+    }
+    follower
+}
+
+impl Follower {
+    fn end(&self, why: String) {
+        tracing::warn!("the host's stalls are read each second only: {why}");
+        let _ = self.ended.set(why);
     }
 }
 
@@ -115,7 +138,9 @@ impl Stalls {
         };
         let (at, before) = *self.last.get_or_insert((now, total));
         let elapsed = now.saturating_duration_since(at);
-        if elapsed >= SAMPLE_LEAST {
+        if elapsed > SAMPLE_MOST {
+            (self.last, self.permille) = (Some((now, total)), 0);
+        } else if elapsed >= SAMPLE_LEAST {
             self.permille = permille(total.saturating_sub(before), elapsed);
             self.last = Some((now, total));
         }
@@ -153,6 +178,23 @@ mod tests {
         assert_eq!(look(2200, 70_200, false), 150);
         assert_eq!(look(3000, 70_200, false), 59);
         assert_eq!(look(4000, 80_000, false), 1000);
+        // Nobody asked for a while.
+        assert_eq!(look(9001, 85_000, false), 0);
+        assert_eq!(look(10_001, 85_010, false), 10);
+    }
+
+    #[test]
+    fn a_trigger_that_has_ended_is_not_claimed() {
+        let follower = Arc::new(Follower::default());
+        let reader = HostReader {
+            groups: VmGroups::find(),
+            stalls: None,
+            follower: Some(Arc::clone(&follower)),
+            psi: "PSI by a trigger".into(),
+        };
+        assert_eq!(reader.seen_by(), "available memory each second; PSI by a trigger");
+        follower.end("gone".into());
+        assert_eq!(reader.seen_by(), "available memory each second; PSI by reading it (gone)");
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod reserve;
 mod trigger;
 mod vprobe;
 
+use std::iter;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
@@ -20,6 +21,7 @@ use super::context::VmContext;
 use super::context::liveness::End;
 use crate::model::api_error::{Answer, not_allowed};
 use crate::model::host_pressure::PressureNotice;
+use crate::system::cgroup::VmGroups;
 use crate::system::host_facts;
 
 pub use self::vprobe::Pass;
@@ -85,8 +87,9 @@ impl Reclaim {
         self.trigger.is_due(&cx.record.auto, Instant::now())
     }
 
-    /// Notes what `ebbd` says of the host. Returns whether it begins a round of automatic reclaim.
-    pub fn hear(&mut self, cx: &VmContext, notice: PressureNotice) -> bool {
+    /// Notes what `ebbd` says of the host. Returns why a round of automatic reclaim is to begin;
+    /// none: none is.
+    pub fn hear(&mut self, cx: &VmContext, notice: PressureNotice) -> Option<String> {
         self.trigger.hear(&cx.record.auto, notice, Instant::now())
     }
 
@@ -96,18 +99,21 @@ impl Reclaim {
         self.hyperalloc.wants_compaction(is_wanted)
     }
 
-    /// Notes what automatic reclaim did last.
-    pub fn note_auto(&mut self, report: ReclaimReport) {
+    /// Notes a round of automatic reclaim. `why`: host pressure began it, with the figures.
+    pub fn note_auto(&mut self, report: ReclaimReport, why: Option<String>) {
         self.last = Some(report);
+        if let Some(why) = why {
+            self.trigger.note_round(why, Instant::now());
+        }
     }
 
     /// Turns automatic reclaim on or off.
     ///
     /// # Errors
-    /// The request makes no sense, the host has less memory than the threshold, or the record cannot
-    /// be written.
+    /// The request makes no sense for this VM, the host has less memory than the threshold, or the
+    /// record cannot be written.
     pub fn set_auto(&mut self, cx: &mut VmContext, request: AutoRequest) -> Answer<AutoStatus> {
-        request.check()?;
+        cx.record.auto.check(request)?;
         request.below_bytes.map_or(Ok(()), has)?;
         cx.record.change(|record| record.auto.set(request))?;
         self.trigger.begin(Instant::now());
@@ -173,14 +179,19 @@ impl Reclaim {
     }
 }
 
-/// Checks that this host has as much memory as a threshold of it.
+/// Checks that this host, and each control group around the VMs, has as much memory as a threshold
+/// of it.
 fn has(below_bytes: u64) -> Answer<()> {
-    match host_facts::memory_bytes() {
-        Some(host_bytes) if below_bytes > host_bytes => Err(not_allowed(format!(
-            "the host has {}, less than the threshold of {}: give less, or 100%",
-            Bytes(host_bytes),
+    let Some(host_bytes) = host_facts::memory_bytes() else { return Ok(()) };
+    let groups = VmGroups::find().budgets(host_bytes).into_iter();
+    let groups = groups.map(|group| (group.name, group.total_bytes));
+    let mut all = iter::once(("the host".to_owned(), host_bytes)).chain(groups);
+    match all.find(|(_, bytes)| *bytes < below_bytes) {
+        Some((name, bytes)) => Err(not_allowed(format!(
+            "{name} has {}, less than the threshold of {}: give less, or 100%",
+            Bytes(bytes),
             Bytes(below_bytes)
         ))),
-        _ => Ok(()),
+        None => Ok(()),
     }
 }

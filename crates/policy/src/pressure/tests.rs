@@ -40,13 +40,55 @@ fn it_ends_a_margin_above_its_beginning() {
 }
 
 #[test]
-fn tasks_that_wait_are_pressure_however_much_is_available() {
+fn tasks_that_wait_are_pressure_also_above_the_threshold() {
     let mut pressure = HostPressure::default();
-    assert_eq!(look(&mut pressure, 5 * GIB, STALL - 1), None);
-    let why = look(&mut pressure, 5 * GIB, STALL).expect("pressure");
-    assert_eq!(why, "host: available 5 GiB, PSI some 15 % over 15 %");
-    assert!(look(&mut pressure, 5 * GIB, STALL / 2).is_some());
-    assert_eq!(look(&mut pressure, 5 * GIB, STALL / 2 - 1), None);
+    assert_eq!(look(&mut pressure, 3 * GIB, STALL - 1), None);
+    let why = look(&mut pressure, 3 * GIB, STALL).expect("pressure");
+    assert_eq!(why, "host: available 3 GiB, PSI some 15 % over 15 %");
+    assert!(pressure.is_by_stalls());
+    assert!(look(&mut pressure, 3 * GIB, STALL / 2).is_some());
+    assert_eq!(look(&mut pressure, 3 * GIB, STALL / 2 - 1), None);
+    assert!(!pressure.is_by_stalls());
+    assert!(look(&mut pressure, GIB - 1, STALL).is_some() && !pressure.is_by_stalls());
+}
+
+#[test]
+fn tasks_that_wait_count_only_while_memory_is_not_plentiful() {
+    let mut pressure = HostPressure::default();
+    assert_eq!(look(&mut pressure, 4 * GIB, 1000), None);
+    assert!(look(&mut pressure, 4 * GIB - 1, 1000).is_some());
+    // It ends above its beginning.
+    assert!(look(&mut pressure, 4 * GIB + 512 * MIB - 1, 1000).is_some());
+    assert_eq!(look(&mut pressure, 4 * GIB + 512 * MIB, 1000), None);
+    // A control group that is nearly full.
+    let group = budget("control group /limited", GIB, 300 * MIB);
+    let memory = HostMemory { groups: vec![group], ..host(9 * GIB, STALL) };
+    assert!(pressure.look(&memory, below(TENTH)).is_some());
+    // Waiting tasks alone are to count.
+    let mut pressure = HostPressure::default();
+    assert!(pressure.look(&host(10 * GIB, STALL), below(Below::Bytes(0))).is_some());
+}
+
+#[test]
+fn pressure_of_a_high_threshold_ends_too() {
+    for percent in [89, 95, 99] {
+        let (mut pressure, high) = (HostPressure::default(), below(Below::Percent(percent)));
+        let mut look = |available| pressure.look(&host(available, 0), high);
+        assert!(look(GIB).is_some(), "{percent}");
+        assert_eq!(look(10 * GIB - 1), None, "{percent}");
+    }
+}
+
+#[test]
+fn a_size_above_a_limit_counts_as_all_of_it() {
+    let memory = |available| HostMemory {
+        groups: vec![budget("control group /limited", GIB, available)],
+        ..host(5 * GIB, 0)
+    };
+    let two = below(Below::Bytes(2 * GIB));
+    let why = HostPressure::default().look(&memory(GIB - 1), two).expect("pressure");
+    assert!(why.contains(" below 1 GiB"), "{why}");
+    assert_eq!(HostPressure::default().look(&memory(GIB), two), None);
 }
 
 #[test]
@@ -79,7 +121,7 @@ fn a_control_group_has_a_threshold_of_its_own() {
 
 #[test]
 fn figures_that_no_host_has_break_nothing() {
-    let all = budget("host", u64::MAX, u64::MAX);
+    let all = budget("host", u64::MAX, u64::MAX - 1);
     let memory = HostMemory { host: all, groups: Vec::new(), stall_permille: Some(u32::MAX) };
     for below in [Below::Percent(u32::MAX), Below::Bytes(u64::MAX), Below::Percent(100)] {
         let thresholds = Thresholds { below, stall_permille: Some(u32::MAX) };

@@ -8,6 +8,7 @@ use axum::routing::put;
 use axum::{Json, Router};
 use ebb_api::{ReclaimWhen, VmStatus};
 use tokio::net::UnixListener;
+use tokio::sync::Notify;
 
 use super::*;
 use crate::host::listing::{Listing, Stage};
@@ -41,6 +42,7 @@ fn status(below_percent: u32, free_bytes: u64) -> VmStatus {
     let text = include_str!("../../../../ebb/tests/cli/status.json");
     let mut status: VmStatus = serde_json::from_str(text).unwrap();
     (status.guest_free_bytes, status.auto.pressure) = (Some(free_bytes), None);
+    status.resident_bytes = status.memory_bytes;
     (status.auto.below_percent, status.auto.below_bytes) = (Some(below_percent), None);
     status
 }
@@ -54,6 +56,11 @@ fn publish(daemon: &Daemon, name: &str, status: VmStatus) {
 
 /// Stands in for the process of a VM, which gives a byte each time it is to reclaim.
 fn serve(daemon: &Daemon, name: &str, told: &Told) {
+    serve_at(daemon, name, told, None);
+}
+
+/// The same, with an answer that waits until it is to come.
+fn serve_at(daemon: &Daemon, name: &str, told: &Told, go: Option<Arc<Notify>>) {
     let directory = daemon.site().directory(&name.parse().unwrap());
     fs::create_dir_all(&directory).unwrap();
     let listener = UnixListener::bind(api_socket(&directory)).unwrap();
@@ -61,10 +68,37 @@ fn serve(daemon: &Daemon, name: &str, told: &Told) {
     let hear = move |Json(notice): Json<PressureNotice>| {
         let bytes = u64::from(notice.why.is_some());
         told.lock().unwrap().push((name, notice));
-        async move { Json(bytes) }
+        async move {
+            if let Some(go) = go {
+                go.notified().await;
+            }
+            Json(bytes)
+        }
     };
     let router = Router::new().route(HOST_PRESSURE, put(hear));
     tokio::spawn(async move { axum::serve(listener, router).await });
+}
+
+/// Looks once. A watch that waits for a VM without end would wait for 30 s and more.
+async fn look(watcher: &mut Watcher) {
+    timeout(Duration::from_secs(20), watcher.look(false)).await.expect("it waits").unwrap();
+}
+
+/// Waits until all that was told is answered, and returns it.
+async fn heard(watcher: &Watcher, told: &Told) -> Vec<(String, PressureNotice)> {
+    let is_open = |vm: &Vm| vm.open.as_ref().is_some_and(|open| !open.answer.is_finished());
+    while watcher.vms.values().any(is_open) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    std::mem::take(&mut *told.lock().unwrap())
+}
+
+fn names(heard: &[(String, PressureNotice)]) -> Vec<&str> {
+    heard.iter().map(|(name, _)| name.as_str()).collect()
+}
+
+fn given(watcher: &Watcher) -> Option<u64> {
+    watcher.shortage.as_ref().map(|shortage| shortage.bytes)
 }
 
 #[tokio::test]
@@ -75,23 +109,93 @@ async fn who_may_have_the_most_to_give_is_asked_first() {
         serve(&daemon, name, &told);
         publish(&daemon, name, status(100, free_bytes));
     }
+    // It has the most, and something is in the way.
+    let mut stuck = status(100, 9);
+    stuck.auto.stuck = Some("the guest is not trusted".into());
+    serve(&daemon, "stuck", &told);
+    publish(&daemon, "stuck", stuck);
     let mut watcher = Watcher::new(daemon.clone(), None);
-    watcher.look(false).await.unwrap();
-    let heard = std::mem::take(&mut *told.lock().unwrap());
-    let names: Vec<&str> = heard.iter().map(|(name, _)| name.as_str()).collect();
-    assert_eq!(names, ["large", "middle", "small"]);
-    for (_, notice) in &heard {
+    look(&mut watcher).await;
+    let asked = heard(&watcher, &told).await;
+    assert_eq!(names(&asked), ["large", "middle", "small", "stuck"]);
+    for (_, notice) in &asked {
         let why = notice.why.as_ref().unwrap();
         assert!(why.starts_with("host: available ") && why.contains(" below "), "{why}");
     }
-    assert_eq!(watcher.shortage, Some(3));
+    watcher.collect().await;
+    assert_eq!(given(&watcher), Some(4));
+    // None of them is due, and none hears that there is no pressure.
+    look(&mut watcher).await;
+    let asked = heard(&watcher, &told).await;
+    assert!(asked.iter().all(|(_, notice)| notice.why.is_some()), "{asked:?}");
+}
+
+#[tokio::test]
+async fn a_shortage_ends_some_time_after_the_pressure() {
+    let (home, told) = (tempfile::tempdir().unwrap(), Told::default());
+    let daemon = daemon(home.path());
+    for name in ["one", "two"] {
+        serve(&daemon, name, &told);
+        publish(&daemon, name, status(100, 1));
+    }
+    let mut watcher = Watcher::new(daemon.clone(), None);
+    look(&mut watcher).await;
+    assert_eq!(heard(&watcher, &told).await.len(), 2);
     // No threshold holds any more.
-    for name in ["small", "large", "middle"] {
+    for name in ["one", "two"] {
         publish(&daemon, name, status(0, 1));
     }
-    watcher.look(false).await.unwrap();
-    assert_eq!(watcher.shortage, None);
-    assert!(told.lock().unwrap().iter().all(|(_, notice)| notice.why.is_none()));
+    look(&mut watcher).await;
+    assert_eq!(given(&watcher), Some(2));
+    let told_of_end = heard(&watcher, &told).await;
+    assert_eq!(told_of_end.len(), 2);
+    assert!(told_of_end.iter().all(|(_, notice)| notice.why.is_none()), "{told_of_end:?}");
+    watcher.began = watcher.began.checked_sub(CALM_LEAST).unwrap();
+    look(&mut watcher).await;
+    assert_eq!(given(&watcher), None);
+}
+
+#[tokio::test]
+async fn a_vm_that_publishes_nothing_is_remembered_and_not_told() {
+    let (home, told) = (tempfile::tempdir().unwrap(), Told::default());
+    let daemon = daemon(home.path());
+    serve(&daemon, "slow", &told);
+    publish(&daemon, "slow", status(100, 1));
+    let mut watcher = Watcher::new(daemon.clone(), None);
+    look(&mut watcher).await;
+    assert_eq!(heard(&watcher, &told).await.len(), 1);
+    publish(&daemon, "slow", VmStatus { age_ms: 6000, ..status(100, 1) });
+    // Its pauses, and the time after which a shortage ends, have passed.
+    watcher.began = watcher.began.checked_sub(CALM_LEAST).unwrap();
+    look(&mut watcher).await;
+    assert_eq!(names(&heard(&watcher, &told).await), [""; 0]);
+    assert_eq!((watcher.vms.len(), given(&watcher)), (1, Some(1)));
+}
+
+#[tokio::test]
+async fn a_round_that_takes_long_is_counted_once_it_ends() {
+    let (home, told) = (tempfile::tempdir().unwrap(), Told::default());
+    let daemon = daemon(home.path());
+    let go = Arc::new(Notify::new());
+    serve_at(&daemon, "long", &told, Some(Arc::clone(&go)));
+    publish(&daemon, "long", status(100, 2));
+    serve(&daemon, "other", &told);
+    publish(&daemon, "other", status(100, 1));
+    let mut watcher = Watcher::new(daemon.clone(), None);
+    for _ in 0..2 {
+        look(&mut watcher).await;
+    }
+    let asked = std::mem::take(&mut *told.lock().unwrap());
+    assert_eq!(asked.iter().filter(|(name, _)| name == "long").count(), 1, "{asked:?}");
+    assert_eq!(names(&asked)[..2], ["long", "other"]);
+    assert!(watcher.vms[&"long".parse::<VmName>().unwrap()].is_late);
+    let before = given(&watcher).unwrap();
+    go.notify_one();
+    heard(&watcher, &told).await;
+    watcher.collect().await;
+    assert_eq!(given(&watcher), Some(before + 1));
+    let order: Vec<String> = watcher.asking().iter().map(|(name, _)| name.to_string()).collect();
+    assert_eq!(order, ["other", "long"]);
 }
 
 #[tokio::test]
@@ -108,15 +212,15 @@ async fn a_vm_hears_that_its_host_is_watched() {
         publish(&daemon, name, status);
     }
     let mut watcher = Watcher::new(daemon.clone(), None);
-    watcher.look(false).await.unwrap();
+    look(&mut watcher).await;
     assert!(watcher.reader.is_none(), "nobody asks for it");
     publish(&daemon, "asks", status(0, 1));
-    watcher.look(false).await.unwrap();
-    let heard = std::mem::take(&mut *told.lock().unwrap());
+    look(&mut watcher).await;
+    let heard = heard(&watcher, &told).await;
     let [(name, notice)] = heard.as_slice() else { panic!("{heard:?}") };
     assert_eq!((name.as_str(), notice.why.as_deref()), ("asks", None));
     assert!(notice.seen_by.starts_with("available memory"), "{}", notice.seen_by);
-    assert_eq!(watcher.shortage, None);
+    assert_eq!(given(&watcher), None);
 }
 
 #[tokio::test]
@@ -131,7 +235,6 @@ async fn a_vm_whose_process_does_not_answer_delays_nobody_for_long() {
     serve(&daemon, "answers", &told);
     publish(&daemon, "answers", status(100, 1));
     let mut watcher = Watcher::new(daemon, None);
-    watcher.look(false).await.unwrap();
-    let heard = told.lock().unwrap();
-    assert_eq!(heard.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["answers"]);
+    look(&mut watcher).await;
+    assert_eq!(names(&told.lock().unwrap()), ["answers"]);
 }

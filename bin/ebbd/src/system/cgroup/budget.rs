@@ -1,41 +1,48 @@
-//! What is left of the memory that control groups allow this process.
+//! What is left of the memory that control groups allow all VMs together.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
+use std::slice;
 
 use ebb_policy::pressure::Budget;
 
+use super::PARENT;
 use super::hierarchy::{Hierarchy, MOUNTS, find};
 
 const OWN: &str = "/proc/self/cgroup";
 const CONTROLLER: &str = "memory";
 
-/// Files of the limit and of the memory in use, and the line of `memory.stat` with the caches among
-/// that which can be dropped at once.
+/// Files of the limits, of which the least holds, and of the memory in use. Lines of `memory.stat`
+/// with what the kernel can take back of that, as it counts in `MemAvailable`.
 struct Files {
-    limit: &'static str,
+    limits: &'static [&'static str],
     used: &'static str,
-    cache: &'static str,
+    caches: &'static [&'static str],
 }
 
 const VERSION_1: Files = Files {
-    limit: "memory.limit_in_bytes",
+    limits: &["memory.limit_in_bytes"],
     used: "memory.usage_in_bytes",
-    cache: "total_inactive_file",
+    caches: &["total_inactive_file", "total_active_file"],
 };
-const VERSION_2: Files =
-    Files { limit: "memory.max", used: "memory.current", cache: "inactive_file" };
+const VERSION_2: Files = Files {
+    limits: &["memory.max", "memory.high"],
+    used: "memory.current",
+    caches: &["inactive_file", "active_file", "slab_reclaimable"],
+};
 
-/// The control groups that this process is in, as far as they are mounted: each limits what the
-/// groups in it take together.
-pub struct OwnGroups {
+/// The control groups that contain all VMs, as far as they are mounted: each limits what the groups
+/// in it take together. VMs have groups in `ebb`. Where no VM has one, their processes are in the
+/// group of this process.
+pub struct VmGroups {
     files: &'static Files,
-    directories: Vec<PathBuf>,
+    /// The group of this process and those around it. The last one is the mounted one.
+    own: Vec<PathBuf>,
 }
 
-impl OwnGroups {
+impl VmGroups {
     /// Finds them.
-    pub fn find() -> OwnGroups {
+    pub fn find() -> VmGroups {
         let mounts = fs::read_to_string(MOUNTS).unwrap_or_default();
         let own = fs::read_to_string(OWN).unwrap_or_default();
         let at = find(&mounts, CONTROLLER);
@@ -43,15 +50,23 @@ impl OwnGroups {
             Some(Hierarchy { version: 2, .. }) => &VERSION_2,
             _ => &VERSION_1,
         };
-        let directories = at.map(|at| directories(&at, &mounts, &own)).unwrap_or_default();
-        OwnGroups { files, directories }
+        let own = at.map(|at| directories(&at, &mounts, &own)).unwrap_or_default();
+        VmGroups { files, own }
     }
 
     /// What is left in each of them that has a limit below the host's memory.
     pub fn budgets(&self, host_bytes: u64) -> Vec<Budget> {
-        let directories = self.directories.iter();
-        directories.filter_map(|directory| budget(directory, self.files, host_bytes)).collect()
+        let Some((root, own)) = self.own.split_last() else { return Vec::new() };
+        let parent = root.join(PARENT);
+        let inner = if has_groups(&parent) { slice::from_ref(&parent) } else { own };
+        let all = inner.iter().chain([root]);
+        all.filter_map(|directory| budget(directory, self.files, host_bytes)).collect()
     }
+}
+
+fn has_groups(directory: &Path) -> bool {
+    let mut entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.any(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
 }
 
 /// The directories of this process's group and of those around it, by `/proc/self/mountinfo` and
@@ -90,9 +105,12 @@ fn budget(directory: &Path, files: &Files, host_bytes: u64) -> Option<Budget> {
     let read = |file: &str| fs::read_to_string(directory.join(file)).ok();
     let number = |file: &str| read(file)?.trim().parse::<u64>().ok();
     // Without a limit, the file has the word `max`, or more bytes than any host.
-    let total_bytes = number(files.limit).filter(|&bytes| bytes < host_bytes)?;
+    let limits = files.limits.iter().filter_map(|file| number(file));
+    let total_bytes = limits.min().filter(|&bytes| bytes < host_bytes)?;
     let used_bytes = number(files.used)?;
-    let cache_bytes = line_of(&read("memory.stat")?, files.cache).unwrap_or(0);
+    let stat = read("memory.stat")?;
+    let caches = files.caches.iter().filter_map(|key| line_of(&stat, key));
+    let cache_bytes = caches.fold(0, u64::saturating_add);
     let left_bytes = total_bytes.saturating_sub(used_bytes.saturating_sub(cache_bytes));
     let name = format!("control group {}", directory.display());
     Some(Budget { name, total_bytes, available_bytes: left_bytes })
@@ -143,24 +161,54 @@ mod tests {
         let group = tempfile::tempdir().unwrap();
         let budget = |files| budget(group.path(), files, 1 << 30);
         let write = |file: &str, text: &str| fs::write(group.path().join(file), text).unwrap();
-        let stat = "inactive_file_x 1\ninactive_file 100\ntotal_inactive_file 200\n";
+        let stat = "inactive_file_x 1\ninactive_file 100\ntotal_inactive_file 200\n\
+                    active_file 20\ntotal_active_file 30\nslab_reclaimable 4\n";
         write("memory.stat", stat);
-        for (files, available_bytes) in [(&VERSION_1, 700), (&VERSION_2, 600)] {
+        for (files, available_bytes) in [(&VERSION_1, 730), (&VERSION_2, 624)] {
+            let limit = files.limits[0];
             assert_eq!(budget(files), None);
-            write(files.limit, "1000\n");
+            write(limit, "1000\n");
             write(files.used, "500\n");
             let found = budget(files).unwrap();
             assert_eq!((found.total_bytes, found.available_bytes), (1000, available_bytes));
             assert!(found.name.starts_with("control group /"), "{}", found.name);
             for no_limit in ["max\n", "9223372036854771712\n", "1073741824\n", "-1\n", ""] {
-                write(files.limit, no_limit);
+                write(limit, no_limit);
                 assert_eq!(budget(files), None, "{no_limit}");
             }
-            write(files.limit, "1000\n");
+            write(limit, "1000\n");
             write(files.used, "18446744073709551615\n");
             assert_eq!(budget(files).map(|budget| budget.available_bytes), Some(0));
         }
         write("memory.stat", "nothing\n");
         assert_eq!(budget(&VERSION_2).map(|budget| budget.available_bytes), Some(0));
+        write("memory.high", "900\n");
+        assert_eq!(budget(&VERSION_2).map(|budget| budget.total_bytes), Some(900));
+        write("memory.high", "max\n");
+        assert_eq!(budget(&VERSION_2).map(|budget| budget.total_bytes), Some(1000));
+    }
+
+    #[test]
+    fn a_limit_counts_if_it_is_one_of_the_vms() {
+        let root = tempfile::tempdir().unwrap();
+        let limit = |below: &str, bytes: &str| {
+            let group = root.path().join(below);
+            fs::create_dir_all(&group).unwrap();
+            fs::write(group.join(VERSION_2.limits[0]), bytes).unwrap();
+            fs::write(group.join(VERSION_2.used), "0").unwrap();
+            fs::write(group.join("memory.stat"), "").unwrap();
+        };
+        let own = ["system/ebbd", "system", ""].map(|below| root.path().join(below));
+        let groups = VmGroups { files: &VERSION_2, own: own.into() };
+        let totals = || -> Vec<u64> {
+            groups.budgets(1 << 30).iter().map(|budget| budget.total_bytes).collect()
+        };
+        limit("", "9");
+        limit("system", "8");
+        limit("system/ebbd", "7");
+        limit("ebb", "6");
+        assert_eq!(totals(), [7, 8, 9], "no VM has a group of its own");
+        limit("ebb/web.1", "5");
+        assert_eq!(totals(), [6, 9]);
     }
 }

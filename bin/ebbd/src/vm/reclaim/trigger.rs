@@ -22,7 +22,7 @@ pub struct Trigger {
     seen_by: Option<String>,
     /// Whether there was pressure when it spoke last.
     is_pressed: bool,
-    /// Rounds that pressure began.
+    /// Rounds that pressure began, and that were made.
     rounds: u64,
     /// Why the last of them began, and when.
     last: Option<(String, Instant)>,
@@ -56,17 +56,17 @@ impl Trigger {
         auto.on && (self.is_by_interval(auto, now) || self.is_pressed)
     }
 
-    /// Notes what `ebbd` says. Returns whether it begins a round.
-    pub fn hear(&mut self, auto: &Auto, notice: PressureNotice, now: Instant) -> bool {
+    /// Notes what `ebbd` says. Returns why a round is to begin; none: none is.
+    pub fn hear(&mut self, auto: &Auto, notice: PressureNotice, now: Instant) -> Option<String> {
         let PressureNotice { seen_by, why } = notice;
         (self.heard, self.seen_by, self.is_pressed) = (now, Some(seen_by), why.is_some());
-        let why = why.filter(|_| auto.on && auto.when == ReclaimWhen::Pressure);
-        let begins = why.is_some();
-        if let Some(why) = why {
-            self.rounds += 1;
-            self.last = Some((why, now));
-        }
-        begins
+        why.filter(|_| auto.on && auto.when == ReclaimWhen::Pressure)
+    }
+
+    /// Notes a round that pressure began, and why.
+    pub fn note_round(&mut self, why: String, now: Instant) {
+        self.rounds += 1;
+        self.last = Some((why, now));
     }
 
     /// Host pressure, as the API tells it; none: intervals were asked for.
@@ -109,7 +109,7 @@ mod tests {
         let mut trigger = Trigger::new(at);
         assert!(trigger.is_due(&auto, at) && !trigger.is_due(&auto, at + 4 * SECOND));
         assert!(trigger.is_due(&auto, at + 5 * SECOND));
-        assert!(!trigger.hear(&auto, notice(Some("short")), at));
+        assert_eq!(trigger.hear(&auto, notice(Some("short")), at), None);
         assert_eq!(trigger.status(&auto, at), None);
         assert!(!trigger.is_due(&Auto { on: false, ..auto }, at + 60 * SECOND));
     }
@@ -121,20 +121,27 @@ mod tests {
         // `ebbd` has time to speak.
         assert!(!trigger.is_due(&auto, at + 29 * SECOND));
         let heard = at + 29 * SECOND;
-        assert!(!trigger.hear(&auto, notice(None), heard) && !trigger.is_wanted(&auto, heard));
-        assert!(trigger.hear(&auto, notice(Some("short")), heard));
+        assert_eq!(trigger.hear(&auto, notice(None), heard), None);
+        assert!(!trigger.is_wanted(&auto, heard));
+        let why = trigger.hear(&auto, notice(Some("short")), heard).expect("a round is to begin");
         assert!(trigger.is_wanted(&auto, heard) && !trigger.is_due(&auto, heard));
+        // It has not been made yet.
+        let told = trigger.status(&auto, heard).expect("it is in this mode");
+        assert_eq!((told.rounds, told.why), (0, None));
+        trigger.note_round(why, heard);
         let told = trigger.status(&auto, heard + 7 * SECOND).expect("it is in this mode");
         let [seen_by, why] = ["PSI", "short"].map(|text| Some(text.to_owned()));
         assert_eq!(told, PressureStatus { seen_by, rounds: 1, why, age_s: Some(7) });
-        assert!(!trigger.hear(&Auto { on: false, ..auto }, notice(Some("short")), heard));
+        let off = Auto { on: false, ..auto };
+        assert_eq!(trigger.hear(&off, notice(Some("short")), heard), None);
     }
 
     #[test]
     fn intervals_count_once_ebbd_is_silent() {
         let (at, auto) = (Instant::now(), auto(ReclaimWhen::Pressure));
         let mut trigger = Trigger::new(at);
-        trigger.hear(&auto, notice(Some("short")), at);
+        let why = trigger.hear(&auto, notice(Some("short")), at).expect("a round is to begin");
+        trigger.note_round(why, at);
         let silent = at + SILENCE_MOST;
         assert!(trigger.is_due(&auto, silent) && !trigger.is_due(&auto, silent + 4 * SECOND));
         let told = trigger.status(&auto, silent).expect("it is in this mode");

@@ -170,7 +170,7 @@ impl Worker {
     /// Reclaims automatically, if that is on and due.
     pub(super) fn keep_reclaiming(&mut self) {
         if self.reclaim.is_due(&self.cx) {
-            self.take_by_itself();
+            self.take_by_itself(None);
         }
     }
 
@@ -178,18 +178,19 @@ impl Worker {
     /// reclaimed bytes.
     pub(super) fn hear_of_host(&mut self, notice: PressureNotice) -> u64 {
         // While the guest waits for room, QEMU may answer nobody.
-        match self.reclaim.hear(&self.cx, notice) && !self.cx.waits() {
-            true => self.take_by_itself(),
-            false => 0,
+        match self.reclaim.hear(&self.cx, notice).filter(|_| !self.cx.waits()) {
+            Some(why) => self.take_by_itself(Some(why)),
+            None => 0,
         }
     }
 
-    /// Makes one round of automatic reclaim. Returns the reclaimed bytes.
-    fn take_by_itself(&mut self) -> u64 {
+    /// Makes one round of automatic reclaim. `why`: host pressure begins it, with the figures.
+    /// Returns the reclaimed bytes.
+    fn take_by_itself(&mut self, why: Option<String>) -> u64 {
         match self.take(u64::MAX, self.cx.record.auto.keep_bytes) {
             Ok(report) => {
                 let bytes = report.bytes;
-                self.reclaim.note_auto(report);
+                self.reclaim.note_auto(report, why);
                 bytes
             }
             Err(error) => {
