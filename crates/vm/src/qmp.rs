@@ -30,6 +30,10 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 const SILENT_AFTER: Duration = Duration::from_millis(10);
 /// Longest wait for a QEMU that is already stuck.
 const STUCK_TIMEOUT: Duration = Duration::from_secs(1);
+/// A QEMU that has reported its shutdown is asked nothing for this long. Most versions may never
+/// end if a command arrives while they clean up their monitor (seen with 7.2). A QEMU that only
+/// pauses then (`-no-shutdown`) answers again later.
+const SHUTDOWN_PAUSE: Duration = Duration::from_secs(5);
 /// Most bytes of an event's line.
 const EVENT_BYTES: usize = 64 << 10;
 /// Most bytes of an answer of QMP itself.
@@ -59,6 +63,8 @@ pub struct Qmp {
     patience: Duration,
     /// No request begins after this time.
     until: Option<Instant>,
+    /// When QEMU reported its shutdown.
+    shut_down: Option<Instant>,
     /// Names of events that were not read yet, each once, in order of first arrival.
     events: Vec<String>,
     /// Set to `true` while QEMU keeps Ebb waiting.
@@ -134,6 +140,7 @@ impl Qmp {
             owed: None,
             patience: ANSWER_TIMEOUT,
             until: None,
+            shut_down: None,
             events: Vec::new(),
             silence: None,
         }
@@ -233,6 +240,12 @@ impl Qmp {
             let message = self.message(deadline, &mut room)?;
             self.take(&message)?;
         }
+        while let Some(message) = self.message_now(&mut room)? {
+            self.take(&message)?;
+        }
+        if self.shut_down.is_some_and(|at| at.elapsed() < SHUTDOWN_PAUSE) {
+            return Err(io::Error::from(ErrorKind::TimedOut).into());
+        }
         self.id += 1;
         let request = json!({ "execute": command, "arguments": arguments, "id": self.id });
         self.owed = Some((Instant::now(), bytes));
@@ -270,6 +283,9 @@ impl Qmp {
 
     /// Keeps an event. One that nobody has read yet is kept only once.
     fn keep_event(&mut self, event: &str) -> Result<(), QmpError> {
+        if event == "SHUTDOWN" {
+            self.shut_down = Some(Instant::now());
+        }
         if self.events.iter().any(|kept| kept == event) {
             return Ok(());
         }

@@ -1,7 +1,7 @@
 //! Tests of the QMP client against peers that say all kinds of things, too late or never.
 
 use super::*;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixListener;
 use std::thread::JoinHandle;
 
@@ -19,6 +19,16 @@ fn peer(answers: &'static [&'static str]) -> (tempfile::TempDir, std::path::Path
         }
     });
     (dir, path)
+}
+
+/// Answers once so many requests have come.
+fn answer_next(peer: &UnixStream, requests: usize, answer: &'static str) -> JoinHandle<()> {
+    let peer = peer.try_clone().unwrap();
+    std::thread::spawn(move || {
+        let mut lines = BufReader::new(&peer).lines();
+        (0..requests).for_each(|_| assert!(lines.next().unwrap().is_ok()));
+        (&peer).write_all(answer.as_bytes()).unwrap();
+    })
 }
 
 #[test]
@@ -60,8 +70,10 @@ fn an_answer_may_come_in_parts_and_too_late() {
     let late = qmp.in_a_hurry(most, |qmp| qmp.human("info version"));
     assert!(matches!(late, Err(QmpError::Io(_))), "{late:?}");
     assert_eq!(qmp.events().unwrap(), [""; 0]);
-    (&theirs).write_all(b"te\",\"id\":1}\n{\"return\":\"text\",\"id\":2}\n").unwrap();
+    (&theirs).write_all(b"te\",\"id\":1}\n").unwrap();
+    let answer = answer_next(&theirs, 2, "{\"return\":\"text\",\"id\":2}\n");
     assert_eq!(qmp.human("info version").unwrap(), "text");
+    answer.join().unwrap();
     (&theirs).write_all(b"{\"event\":\"RE").unwrap();
     assert_eq!(qmp.events().unwrap(), [""; 0]);
     (&theirs).write_all(b"SET\"}\n{\"event\":\"STOP\"}\n{").unwrap();
@@ -178,8 +190,23 @@ fn who_does_not_answer_is_asked_nothing_more() {
     let mut asked = BufReader::new(&theirs);
     asked.read_line(&mut String::new()).unwrap();
     assert!(asked.buffer().is_empty(), "{:?}", asked.buffer());
-    (&theirs).write_all(b"{\"return\":1,\"id\":1}\n{\"return\":2,\"id\":2}\n").unwrap();
+    (&theirs).write_all(b"{\"return\":1,\"id\":1}\n").unwrap();
+    let answer = answer_next(&theirs, 1, "{\"return\":2,\"id\":2}\n");
     assert_eq!(qmp.execute("query-status", json!({})).unwrap(), json!(2));
+    answer.join().unwrap();
+}
+
+#[test]
+fn a_qemu_that_shuts_down_is_asked_nothing() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let mut qmp = Qmp::over(ours);
+    (&theirs).write_all(b"{\"event\":\"SHUTDOWN\"}\n").unwrap();
+    let refused = qmp.execute("query-status", json!({}));
+    assert!(matches!(refused, Err(QmpError::Io(_))), "{refused:?}");
+    theirs.set_nonblocking(true).unwrap();
+    let asked = (&theirs).read(&mut [0; 1]).map_err(|error| error.kind());
+    assert_eq!(asked, Err(ErrorKind::WouldBlock));
+    assert_eq!(qmp.events().unwrap(), ["SHUTDOWN"]);
 }
 
 #[test]
