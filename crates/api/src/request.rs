@@ -71,7 +71,7 @@ pub struct ReclaimRequest {
 }
 
 /// Switch automatic reclaim on or off.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AutoRequest {
     /// Whether Ebb reclaims by itself.

@@ -30,9 +30,9 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 const SILENT_AFTER: Duration = Duration::from_millis(10);
 /// Longest wait for a QEMU that is already stuck.
 const STUCK_TIMEOUT: Duration = Duration::from_secs(1);
-/// A QEMU that has reported its shutdown is asked nothing for this long. Most versions may never
-/// end if a command arrives while they clean up their monitor (seen with 7.2). A QEMU that only
-/// pauses then (`-no-shutdown`) answers again later.
+/// A QEMU that has reported its shutdown is asked nothing for this long. QEMU 7.2 may never end if a
+/// command arrives while it cleans up its monitor. A QEMU that only pauses at its shutdown
+/// (`-no-shutdown`) is asked again after this time.
 const SHUTDOWN_PAUSE: Duration = Duration::from_secs(5);
 /// Most bytes of an event's line.
 const EVENT_BYTES: usize = 64 << 10;
@@ -210,9 +210,7 @@ impl Qmp {
     /// has to tell.
     pub fn events(&mut self) -> Result<Vec<String>, QmpError> {
         let mut room = EVENTS_BYTES + self.owed.map_or(0, |(_, bytes)| bytes);
-        while let Some(message) = self.message_now(&mut room)? {
-            self.take(&message)?;
-        }
+        self.take_all(&mut room)?;
         Ok(std::mem::take(&mut self.events))
     }
 
@@ -240,9 +238,7 @@ impl Qmp {
             let message = self.message(deadline, &mut room)?;
             self.take(&message)?;
         }
-        while let Some(message) = self.message_now(&mut room)? {
-            self.take(&message)?;
-        }
+        self.take_all(&mut room)?;
         if self.shut_down.is_some_and(|at| at.elapsed() < SHUTDOWN_PAUSE) {
             return Err(io::Error::from(ErrorKind::TimedOut).into());
         }
@@ -279,6 +275,14 @@ impl Qmp {
         };
         self.owed = None;
         Ok(Some(answer))
+    }
+
+    /// Takes all that has come. Does not wait.
+    fn take_all(&mut self, room: &mut usize) -> Result<(), QmpError> {
+        while let Some(message) = self.message_now(room)? {
+            self.take(&message)?;
+        }
+        Ok(())
     }
 
     /// Keeps an event. One that nobody has read yet is kept only once.

@@ -82,14 +82,7 @@ mod tests {
     #[test]
     fn what_a_request_leaves_out_stays() {
         let mut auto = Auto::default();
-        let nothing = AutoRequest {
-            on: true,
-            when: None,
-            interval_ms: None,
-            below_percent: None,
-            below_bytes: None,
-            keep_bytes: None,
-        };
+        let nothing = AutoRequest { on: true, ..AutoRequest::default() };
         let pressure = Some(ReclaimWhen::Pressure);
         let below = AutoRequest { below_bytes: Some(7), ..nothing };
         let refused = auto.check(below).unwrap_err().to_string();
