@@ -1,7 +1,7 @@
 //! Memory in use is evicted by force: the guest notices nothing but time.
 
 use ebb_api::EvictReport;
-use vmtest::{Guest, Host, Vm, rounds};
+use vmtest::{Disk, Guest, Host, Vm, rounds};
 
 const MIB: u64 = 1 << 20;
 
@@ -65,5 +65,19 @@ fn a_device_writes_into_evicted_memory() {
         assert_eq!(vm.guest("disk /dev/vda 200M"), "0");
         evict(&vm, 1024 * MIB);
         assert_eq!(vm.guest("check a"), "0");
+    }
+}
+
+/// QEMU stops the disk's rings with the guest, and nobody pins them then.
+#[test]
+fn the_rings_of_a_paused_guest_are_evicted_and_come_back() {
+    let host = Host::new();
+    let disk = Disk::new(&host, "disk", "64M");
+    let vm = host.run(Guest::debian("6.1-cloud").own_device(disk.image()));
+    assert_eq!(vm.guest("disk /dev/vda 16M"), "0");
+    for _ in 0..rounds(2, 10) {
+        let evicted = vm.stopped(|| evict(&vm, 1024 * MIB).saved_bytes);
+        assert!(evicted > 0);
+        assert_eq!(vm.guest("disk /dev/vda 16M"), "0");
     }
 }

@@ -27,6 +27,7 @@ use crate::image::Image;
 use crate::job::Disk;
 use crate::observer::Observer;
 use crate::request::ID_BYTES;
+use crate::used_rings::UsedRings;
 
 /// Most queues that a disk may have. Each queue has a thread.
 pub const QUEUES_MAX: u16 = 64;
@@ -265,6 +266,7 @@ impl Server {
         let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
         let (disk, cache_mode) = (self.disk.clone(), self.cache_mode.clone());
         let Options { queues, use_ring } = self.options;
+        let mut used_rings = UsedRings::new(disk.dma.clone(), memory.clone(), queues);
         let device = Arc::new(Device::new(disk, &memory, queues, use_ring, cache_mode)?);
         let mut daemon = VhostUserDaemon::new("block".into(), device.clone(), memory)?;
         let _closing = Closing(&device);
@@ -275,10 +277,15 @@ impl Server {
         }
         let (mut passage, listener) = Passage::new(stream)?;
         daemon.start(&mut listener.into())?;
-        let left = passage.run(&[self.stop.wake.as_fd(), device.kept().broken()], |message| {
+        let ends = [self.stop.wake.as_fd(), device.kept().broken()];
+        let left = passage.run(&ends, |message| {
+            if !used_rings.admit(message, !device.is_paused())? {
+                return Ok(false);
+            }
             if changes_memory(message) {
                 device.pause();
             }
+            Ok(true)
         });
         // Ends both sides: the library stops too, and nothing that it does waits for a queue.
         drop(passage);

@@ -89,6 +89,11 @@ impl Device {
         self.queues.iter().for_each(|queue| drop(queue.worker()));
     }
 
+    /// Whether a change of memory was requested and is not done.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.changes.load(SeqCst) > 0
+    }
+
     fn wake_waiting(&self) {
         for queue in &self.queues {
             // A thread that is about to wait keeps the lock until it waits.
@@ -177,7 +182,7 @@ impl VhostUserBackend for Device {
     ) -> io::Result<()> {
         if let (Some(queue), [vring]) = (self.queues.get(thread), vrings) {
             let mut worker = queue.worker();
-            while self.changes.load(SeqCst) > 0 && !self.is_closing() {
+            while self.is_paused() && !self.is_closing() {
                 worker = queue.idle.wait(worker).unwrap_or_else(PoisonError::into_inner);
             }
             if self.is_closing() {

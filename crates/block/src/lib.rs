@@ -27,6 +27,7 @@ mod queue;
 mod request;
 #[doc(hidden)]
 pub mod solo;
+mod used_rings;
 
 pub use backend::{Backend, Options, QUEUES_MAX, StartError};
 pub use config::SECTOR_BYTES;

@@ -209,10 +209,11 @@ impl Worker {
             tracing::error!("{}: io_uring: {error}", self.disk.image.path().display());
         }
         self.publish(vring);
-        // A request that waits for a buffer begins once these are free.
-        let more = more || self.buffers.is_exhausted();
+        // A request that waits for a buffer begins once these are free. Where transfers have the
+        // buffers, the end of one wakes this thread.
+        let was_exhausted = self.buffers.is_exhausted();
         self.buffers.teach(&self.disk);
-        more
+        more || (was_exhausted && !self.buffers.is_exhausted())
     }
 
     /// Polls for a while for the disk to answer, or for the driver to make a request available.
@@ -255,6 +256,8 @@ impl Worker {
     fn give_up(&mut self, why: &str) {
         tracing::warn!("{}: a queue makes no sense: {why}", self.disk.image.path().display());
         self.broken = true;
+        // They never end. Other queues may wait for their blocks.
+        self.later.clear();
     }
 }
 

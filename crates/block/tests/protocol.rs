@@ -7,11 +7,14 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use driver::front_end::{FrontEnd, sealable_memory, shared_memory};
 use driver::*;
-use ebb_block::{AllResident, Backend, Image, Nobody, Options, StartError};
-use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+use ebb_block::{
+    Access, AllResident, Backend, Dma, DmaFault, Image, Nobody, Options, Segment, StartError,
+};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 struct Bench {
     directory: tempfile::TempDir,
@@ -33,8 +36,12 @@ impl Bench {
     }
 
     fn start(&mut self) {
+        self.start_with(Arc::new(AllResident));
+    }
+
+    fn start_with(&mut self, dma: Arc<dyn Dma>) {
         let image = Image::open(&self.directory.path().join("image"), false).unwrap();
-        let (dma, observer) = (Arc::new(AllResident), Arc::new(Nobody));
+        let observer = Arc::new(Nobody);
         let backend = Backend::start(&self.socket(), image, dma, observer, Options::default());
         self.backend = Some(backend.unwrap());
     }
@@ -44,12 +51,50 @@ impl Bench {
     }
 }
 
+/// Memory whose used ring is evicted: its first pins fail, and then its index comes back.
+struct EvictedRing {
+    memory: GuestMemoryMmap,
+    index: u16,
+    asked: AtomicU32,
+}
+
+impl Dma for EvictedRing {
+    fn pin(&self, segments: &[Segment], _: Access) -> Result<(), DmaFault> {
+        let holds = |s: &&Segment| (s.gpa.0..s.gpa.0 + u64::from(s.bytes)).contains(&RINGS.used);
+        let Some(segment) = segments.iter().find(holds) else { return Ok(()) };
+        match self.asked.fetch_add(1, Ordering::SeqCst) {
+            0..5 => return Err(DmaFault::NotNow(segment.gpa)),
+            5 => self.memory.write_obj(self.index, GuestAddress(RINGS.used + 2)).unwrap(),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn unpin(&self, _: &[Segment]) {}
+}
+
 /// Kicks the queue and waits until all requests are used.
 fn finish(front_end: &FrontEnd, ring: &Ring) {
     front_end.kick();
     while ring.used() != ring.next {
         front_end.wait();
     }
+}
+
+#[test]
+fn an_evicted_used_ring_is_back_before_its_index_is_read() {
+    let mut bench = Bench::new();
+    bench.backend = None;
+    let mut ring = Ring::new(shared_memory(RAM_BYTES));
+    let (memory, index) = (ring.memory.clone(), 3);
+    let dma = Arc::new(EvictedRing { memory, index, asked: AtomicU32::new(0) });
+    bench.start_with(dma.clone());
+    ring.next = index;
+    let front_end = FrontEnd::connect(&bench.socket(), &ring, index);
+    let status = ring.prepare(IN, 0, &[], &[(FREE, 4096)]);
+    finish(&front_end, &ring);
+    assert_eq!((ring.used(), ring.get(status, 1)), (index + 1, vec![OK]));
+    assert!(dma.asked.load(Ordering::SeqCst) > 5);
 }
 
 #[test]

@@ -61,6 +61,9 @@ pub enum Parted {
     /// The other side does not read our messages.
     #[error("it does not take our messages")]
     Deaf,
+    /// What the request needs did not come in time.
+    #[error("request {0} had to wait for too long")]
+    NotAdmitted(u32),
     /// The request makes no sense, and no answer could say so.
     #[error("request {0} makes no sense")]
     Request(u32),

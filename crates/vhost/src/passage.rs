@@ -5,8 +5,9 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, getsockname, listen,
@@ -16,12 +17,24 @@ use rustix::net::{
 use crate::connection::{Connection, Message, Parted};
 use crate::vet::vet;
 
+/// Longest time that a message waits for what it needs.
+const ADMITTED_WITHIN: Duration = Duration::from_secs(10);
+/// Time until the next try to admit a message.
+const TRY_AGAIN_AFTER: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+
 /// Passes messages between a front end and a server.
 pub struct Passage {
     front_end: Connection,
     server: Connection,
-    /// A message of the front end for which the server has no room yet.
-    pending: Option<Message>,
+    /// A message of the front end that the server has not got yet.
+    pending: Option<Pending>,
+}
+
+struct Pending {
+    message: Message,
+    since: Instant,
+    /// Whether the server may have it.
+    is_admitted: bool,
 }
 
 impl Passage {
@@ -36,23 +49,30 @@ impl Passage {
         Ok((Passage { front_end, server, pending: None }, listener))
     }
 
-    /// Passes messages on until one side closes or one of `ends` is readable. It calls `hear` with
-    /// each message before the server gets it.
+    /// Passes messages on until one side closes or one of `ends` is readable. It asks `admit` for
+    /// each message, again and again until the server may have it.
     ///
     /// # Errors
-    /// Why a side has closed, or is disconnected.
+    /// Why a side has closed, or is disconnected. A message that is not admitted within 10 s
+    /// disconnects the front end, and so does an error of `admit`.
     pub fn run(
         &mut self,
         ends: &[BorrowedFd<'_>],
-        mut hear: impl FnMut(&Message),
+        mut admit: impl FnMut(&Message) -> Result<bool, Parted>,
     ) -> Result<(), Parted> {
         while !self.wait(ends)? {
             if self.pending.is_none()
                 && let Some(mut message) = self.front_end.receive()?
             {
                 vet(&mut message)?;
-                hear(&message);
-                self.pending = Some(message);
+                let since = Instant::now();
+                self.pending = Some(Pending { message, since, is_admitted: false });
+            }
+            if let Some(pending) = self.pending.as_mut().filter(|pending| !pending.is_admitted) {
+                pending.is_admitted = admit(&pending.message)?;
+                if !pending.is_admitted && pending.since.elapsed() > ADMITTED_WITHIN {
+                    return Err(Parted::NotAdmitted(pending.message.request));
+                }
             }
             self.pass_on()?;
             while let Some(answer) = self.server.receive()? {
@@ -64,14 +84,17 @@ impl Passage {
 
     /// Waits for something to do. `true`: one of `ends` is readable.
     fn wait(&self, ends: &[BorrowedFd<'_>]) -> Result<bool, Parted> {
-        let (hears, says) = match &self.pending {
-            None => (PollFlags::IN, PollFlags::IN),
-            Some(_) => (PollFlags::empty(), PollFlags::IN | PollFlags::OUT),
+        let (hears, says, patience) = match &self.pending {
+            None => (PollFlags::IN, PollFlags::IN, self.front_end.patience()),
+            Some(Pending { is_admitted: false, .. }) => {
+                (PollFlags::empty(), PollFlags::IN, Some(TRY_AGAIN_AFTER))
+            }
+            Some(_) => (PollFlags::empty(), PollFlags::IN | PollFlags::OUT, None),
         };
         let mut events: Vec<_> = ends.iter().map(|end| PollFd::new(end, PollFlags::IN)).collect();
         events.push(PollFd::new(self.front_end.stream(), hears));
         events.push(PollFd::new(self.server.stream(), says));
-        match poll(&mut events, self.front_end.patience().as_ref()) {
+        match poll(&mut events, patience.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -87,9 +110,10 @@ impl Passage {
     /// message.
     fn pass_on(&mut self) -> Result<(), Parted> {
         let mut room = [PollFd::new(self.server.stream(), PollFlags::OUT)];
-        let has_room = self.pending.is_some() && poll(&mut room, Some(&Default::default()))? > 0;
+        let is_admitted = self.pending.as_ref().is_some_and(|pending| pending.is_admitted);
+        let has_room = is_admitted && poll(&mut room, Some(&Default::default()))? > 0;
         match self.pending.take_if(|_| has_room) {
-            Some(message) => self.server.send(&message),
+            Some(pending) => self.server.send(&pending.message),
             None => Ok(()),
         }
     }

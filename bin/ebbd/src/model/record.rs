@@ -115,9 +115,6 @@ pub struct Record {
     /// Number of its processors, if Ebb started it.
     #[serde(default)]
     pub cpus: u32,
-    /// Whether the guest has used these disks: their rings are in its memory.
-    #[serde(default)]
-    pub disks_used: bool,
     /// Its swap file.
     pub swap: PathBuf,
     /// Its tiers, if it was started with any.

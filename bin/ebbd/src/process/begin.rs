@@ -290,7 +290,6 @@ fn record_of(
         images: Vec::new(),
         growth: Vec::new(),
         cpus: 0,
-        disks_used: false,
         swap: site.swap_path(name, process.pid()),
         tiers: None,
         settings: site.settings,

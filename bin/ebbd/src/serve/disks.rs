@@ -7,8 +7,6 @@ use std::io;
 use std::iter;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, OnceLock, Weak};
 
 use ebb_api::{DiskCounts, DiskFormat, DiskRequest, DmaMode};
@@ -93,8 +91,6 @@ pub struct SharedDisks {
     dma: Vec<DmaMode>,
     /// For disks in strict DMA mode.
     iommu: OnceLock<Arc<SoftIommu>>,
-    /// Whether each disk's front end has had memory pinned. From then on its rings do not move.
-    used: Vec<AtomicBool>,
     /// For each disk, where Ebb has what its front end shares.
     places: Vec<Places>,
 }
@@ -124,7 +120,6 @@ impl SharedDisks {
             pager: OnceLock::new(),
             dma: wanted.iter().map(|disk| disk.dma).collect(),
             iommu: OnceLock::new(),
-            used: images.iter().map(|_| AtomicBool::new(false)).collect(),
             places: images.iter().map(|_| Places::default()).collect(),
         }))
     }
@@ -151,16 +146,6 @@ impl SharedDisks {
             true => Box::new(Arc::clone(self.iommu.get_or_init(|| Arc::new(SoftIommu::new(ram))))),
             false => Box::new(NoDevices),
         }
-    }
-
-    /// Whether every disk has been used since this process serves it.
-    pub fn all_used(&self) -> bool {
-        self.used.iter().all(|used| used.load(Acquire))
-    }
-
-    /// Whether any disk has been used since this process serves it.
-    pub fn any_used(&self) -> bool {
-        self.used.iter().any(|used| used.load(Acquire))
     }
 
     /// The key of the blocks' digests.
@@ -226,9 +211,7 @@ impl Dma for Port {
                 let pager = self.pager().ok_or_else(|| nobody_there(segments))?;
                 pin_waiting(&pager, segments, access)
             }
-        }?;
-        self.shared.used[self.disk].store(true, Release);
-        Ok(())
+        }
     }
 
     fn unpin(&self, segments: &[Segment]) {
@@ -282,7 +265,10 @@ impl Observer for Port {
             // Whoever has such a frame locked unlocks it some time.
             Some(pager) => {
                 pager.devices().vacate_soon(blocks).map_err(|error| match error.kind() {
-                    io::ErrorKind::TimedOut => io::ErrorKind::WouldBlock.into(),
+                    // The host may have memory again later: the guest's write must not fail.
+                    io::ErrorKind::TimedOut | io::ErrorKind::OutOfMemory => {
+                        io::ErrorKind::WouldBlock.into()
+                    }
                     _ => error,
                 })
             }

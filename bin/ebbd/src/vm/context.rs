@@ -224,19 +224,6 @@ impl VmContext {
         self.waits() && self.pager.room().waiting_touches() > 0
     }
 
-    /// Puts on record that the guest has used its disks. They have rings in the guest's memory that
-    /// the next process does not know of, so it must wait for the disks before it evicts.
-    ///
-    /// # Errors
-    /// The record cannot be written: nothing may be evicted.
-    pub fn note_disks(&mut self) -> Answer<()> {
-        let any = !self.record.disks.is_empty();
-        if any && !self.record.disks_used && self.disks.shared.any_used() {
-            self.record.change(|record| record.disks_used = true)?;
-        }
-        Ok(())
-    }
-
     /// Allows this process and the next to evict memory in use.
     ///
     /// # Errors

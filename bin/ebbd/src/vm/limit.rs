@@ -119,7 +119,7 @@ impl Limit {
             cx.pager.room().set_marks(u64::MAX, u64::MAX);
             return Turn::Wait;
         }
-        let may = cx.note_disks().and_then(|()| may_evict(cx));
+        let may = may_evict(cx);
         if let Err(why) = may.and_then(|()| may_tell_in_flight(cx, open).map(drop)) {
             // Nobody may wait for room that is not looked for.
             self.stuck = Some(why.to_string());

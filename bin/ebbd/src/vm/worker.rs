@@ -246,8 +246,6 @@ impl Worker {
         self.keep_heat();
         self.tiering.keep_placing(&self.cx, self.limit.evicted());
         self.keep_compact();
-        // An error is dropped here: whoever evicts gets it as an answer.
-        let _ = self.cx.note_disks();
         self.keep_reclaiming();
         Next::Go
     }

@@ -78,6 +78,10 @@ impl Worker {
             self.broken = true;
             return;
         }
+        // Rings that are not pinned may be non-resident, and nothing taken from them is left.
+        if self.table.is_none() {
+            return;
+        }
         let mut state = vring.get_mut();
         let mut any = false;
         while let Some(&Slot { head, written: Some(written) }) = self.order.front() {

@@ -53,11 +53,6 @@ pub fn may_evict(cx: &VmContext) -> Answer<()> {
             disk.path.display()
         )));
     }
-    if record.disks_used && !cx.disks.shared.all_used() {
-        return Err(not_allowed(
-            "QEMU has not connected to its disks again yet, whose rings must stay in memory",
-        ));
-    }
     match record.backing {
         Backing::Hugetlb => Err(not_allowed("frames in hugetlb pages are not evicted")),
         Backing::Thp if !keeps_holes() => Err(not_allowed(

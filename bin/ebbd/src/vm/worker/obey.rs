@@ -178,7 +178,6 @@ impl Worker {
     fn evict(&mut self, want_bytes: u64) -> Answer<EvictReport> {
         let began = Instant::now();
         self.look_at_devices();
-        self.cx.note_disks()?;
         limit::may_evict(&self.cx)?;
         // Also makes the guest's metadata known right after a restart.
         self.confirm();
