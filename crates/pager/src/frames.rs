@@ -232,9 +232,9 @@ impl Frames {
     /// Called after words were locked for a moment: if a touch was marked in that moment
     /// (`wanted`), wakes it, and it faults again.
     pub(crate) fn after(&self, wanted: bool, frames: FrameRange) {
-        let frames = self.ram.clip(frames);
-        if let (true, Some(frames)) = (wanted, frames) {
-            self.report("wake", self.wake(frames));
+        // A huge frame's one word covers all regions that meet in it.
+        for part in self.ram.parts(frames).filter(|_| wanted) {
+            self.report("wake", self.wake(part));
         }
     }
 

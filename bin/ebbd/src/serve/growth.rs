@@ -238,8 +238,9 @@ impl Dma for Link {
 impl Sentry for Link {
     fn touched(&self, gfn: Gfn, write: bool) {
         let guards = self.guards.get().into_iter().flatten();
-        let mut touches = guards.map(|guard| guard.judge(gfn.gpa(), write));
-        if touches.find(|touch| *touch != Touch::Outside) == Some(Touch::Forbidden)
+        let mut touches = guards.map(|guard| (guard, guard.judge(gfn.gpa(), write)));
+        let touched = touches.find(|(_, touch)| *touch != Touch::Outside);
+        if touched.is_some_and(|(guard, touch)| touch == Touch::Forbidden && !guard.may_read())
             && !self.violation_reported.swap(true, AcqRel)
             && let Some(report) = self.on_violation.get()
         {

@@ -94,7 +94,7 @@ impl Evictor {
     ) -> io::Result<Vec<Found>> {
         let (all, mut found) = (piece, Vec::with_capacity(piece.len()));
         for (piece, pages) in piece.chunks(CACHED_FRAMES).zip(pages.chunks_mut(CACHED_FRAMES)) {
-            let read = runs(piece, |held| held.gfn).try_for_each(|(frames, at)| {
+            let read = self.runs(piece, |held| held.gfn).try_for_each(|(frames, at)| {
                 let to = &mut pages[at..at + frames.count as usize];
                 self.frames.ram().read(frames, to.as_flattened_mut())
             });
@@ -106,6 +106,18 @@ impl Evictor {
             found.extend(each.map(|(held, page)| self.residency.unwritten(held.gfn, page, judge)));
         }
         Ok(found)
+    }
+
+    /// Returns runs of consecutive frames in one region, each with the index of its first item.
+    pub(super) fn runs<T>(
+        &self,
+        items: &[T],
+        gfn: impl Fn(&T) -> Gfn,
+    ) -> impl Iterator<Item = (FrameRange, usize)> {
+        runs(items, gfn).flat_map(|(run, at)| {
+            let index = move |part: &FrameRange| at + (part.start.0 - run.start.0) as usize;
+            self.frames.in_regions(run).map(move |part| (part, index(&part)))
+        })
     }
 
     /// Undoes the places that were found for the first frames of a piece, which stay.
@@ -200,7 +212,7 @@ impl Evictor {
         evicted: &mut Evicted,
     ) -> io::Result<()> {
         let mut punched = 0;
-        let result = runs(&committed, |(held, _)| held.gfn).try_for_each(|(frames, _)| {
+        let result = self.runs(&committed, |(held, _)| held.gfn).try_for_each(|(frames, _)| {
             if !self.frames.devices().unmap(frames) {
                 return Err(io::ErrorKind::ResourceBusy.into());
             }

@@ -1,7 +1,7 @@
 //! Locking frames that are in use, and evicting those that can be evicted.
 
 use super::{Evictor, Piece, ProtectedFrame};
-use crate::evict::evicted::{Evicted, runs};
+use crate::evict::evicted::Evicted;
 use crate::evict::eviction::Eviction;
 use crate::folios::Grain;
 use crate::frames::errors::is_unmapped;
@@ -116,8 +116,9 @@ impl Evictor {
         if piece.is_empty() {
             return Ok(None);
         }
-        let protected =
-            runs(&piece, |held| held.gfn).try_for_each(|(frames, _)| self.frames.protect(frames));
+        let protected = self
+            .runs(&piece, |held| held.gfn)
+            .try_for_each(|(frames, _)| self.frames.protect(frames));
         match protected {
             Ok(()) => Ok(Some(piece)),
             Err(error) => {

@@ -95,12 +95,11 @@ impl Installer {
 
     /// Gives a huge frame that reads as zero its memory, if all of it is still `content`.
     pub(crate) fn install_huge(&self, gfn: Gfn, content: Content) -> io::Result<Served> {
-        let Some(held) = self.frames.lock_words(FrameRange::huge(gfn.huge())) else {
-            return Ok(Served::Busy);
-        };
+        let words = FrameRange::huge(gfn.huge());
+        let Some(held) = self.frames.lock_words(words) else { return Ok(Served::Busy) };
         let frames = self.frames.part_in_ram(gfn);
         if held.contents().any(|(_, now)| now != content) {
-            self.frames.after(held.abandon(), frames);
+            self.frames.after(held.abandon(), words);
             return Ok(Served::Busy);
         }
         let is_ours = content != Content::Resident;
@@ -108,15 +107,14 @@ impl Installer {
             self.frames.devices().lost(frames);
         }
         if let Err(error) = self.frames.ram().populate(frames) {
-            self.frames.after(held.abandon(), frames);
+            self.frames.after(held.abandon(), words);
             return Err(error);
         }
         if is_ours {
             self.frames.devices().map(frames);
         }
         self.frames.counters().returned(held.contents());
-        // A touch that was marked meanwhile is woken with the rest.
-        let _ = held.unlock(Content::Resident);
+        self.frames.after(held.unlock(Content::Resident), words);
         self.frames.wake(frames).map(Served::done)
     }
 

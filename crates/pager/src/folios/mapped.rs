@@ -3,7 +3,7 @@
 
 use std::io;
 
-use ebb_units::{FrameRange, Gfn, HugeFrame};
+use ebb_units::{FrameRange, HugeFrame};
 
 use crate::folios::{FolioMap, Grain};
 use crate::residency::view::readable;
@@ -37,24 +37,9 @@ impl FolioMap {
             self.frames.after(held.abandon(), frames);
             return Ok(false);
         }
-        let result = there.into_iter().try_for_each(|frames| self.map_runs(frames));
+        let result = { there.into_iter().flat_map(|frames| self.frames.ram().parts(frames)) }
+            .try_for_each(|frames| self.frames.ram().map(frames));
         self.frames.after(held.abandon(), frames);
         result.map(|()| true)
-    }
-
-    /// Maps the frames in each region that they lie in.
-    fn map_runs(&self, frames: FrameRange) -> io::Result<()> {
-        let mut from = frames.start;
-        while from < frames.end() {
-            let left = FrameRange::new(from, frames.end().0 - from.0);
-            // A frame that is no RAM is a hole of the board's.
-            let Some(run) = self.frames.ram().clip(left) else {
-                from = Gfn(from.0 + 1);
-                continue;
-            };
-            self.frames.ram().map(run)?;
-            from = run.end();
-        }
-        Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Ranges of frames, as far as they are RAM of one region.
 
-use std::io;
+use std::{io, iter};
 
 use ebb_sys::uffd::Watch;
 use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn};
@@ -39,6 +39,18 @@ impl Frames {
     }
 
     /// The part of the frame's huge frame that is RAM of the same region.
+    /// Cuts a range where a region of RAM ends. What is no RAM stays in one piece.
+    pub(crate) fn in_regions(&self, frames: FrameRange) -> impl Iterator<Item = FrameRange> {
+        let mut start = frames.start;
+        iter::from_fn(move || {
+            let left = frames.end().0.checked_sub(start.0).filter(|left| *left > 0)?;
+            let rest = FrameRange::new(start, left);
+            let part = self.ram.clip(rest).unwrap_or(rest);
+            start = part.end();
+            Some(part)
+        })
+    }
+
     pub(crate) fn part_in_ram(&self, gfn: Gfn) -> FrameRange {
         let huge = FrameRange::huge(gfn.huge());
         let region = self.ram.region_of(gfn).map_or(huge, Region::frames);
