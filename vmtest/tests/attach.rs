@@ -230,6 +230,20 @@ fn a_userfaultfd_that_is_closed_late_takes_no_memory_along() {
     assert_eq!(vm.guest("check a"), "0");
 }
 
+/// All of its memory is watched by then, and the userfaultfd stays in QEMU at first.
+#[test]
+fn an_attach_that_fails_late_leaves_a_guest_that_runs() {
+    let host = Host::new();
+    let vm = host.qemu(Guest::debian("6.1-cloud").memory("256M").mode("strict").cpus(1));
+    host.set("EBB_FAIL", format!("{0}:attach:1,{0}:close:1", vm.name()));
+    let why = vm.try_attach().refused();
+    assert!(why.contains("EBB_FAIL"), "{why}");
+    vm.guest("fill a 100M");
+    until("the VM to be detached", || host.list().is_empty().then_some(()));
+    assert_no_trace(&vm);
+    assert_eq!(vm.guest("check a"), "0");
+}
+
 #[test]
 fn what_cannot_be_removed_keeps_no_vm() {
     let host = Host::new();

@@ -328,7 +328,7 @@ fn a_privileged_vm_is_reported_as_such() {
     assert!(String::from_utf8_lossy(&environment).contains(SECRET));
     assert!(vm.status().confinement.expect("Ebb started it").privileged);
     assert!(vm.ebb("status --verbose").ok().contains("--privileged"));
-    assert!(host.log().contains("--privileged"));
+    until("the log to say so", || host.log().contains("--privileged").then_some(()));
 }
 
 /// CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH.

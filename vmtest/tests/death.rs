@@ -171,7 +171,8 @@ fn assert_no_qemu_is_left(run: &'static str) {
     // A start under the same name waits until everything is cleared away.
     host.ebb(run).ok();
     assert_eq!(line(), "", "{}", host.log());
-    assert!(host.log().contains("died while it started this VM"), "{}", host.log());
+    let is_logged = || host.log().contains("died while it started this VM");
+    until("the log to say so", || is_logged().then_some(()));
     assert_eq!(host.list().len(), 1);
 }
 

@@ -264,7 +264,7 @@ fn a_guest_waits_for_room_in_the_swap_directory() {
     let stuck = status.stuck.unwrap_or_default();
     assert!(stuck.contains("--swap-keep-free") && stuck.contains("the guest waits"), "{stuck}");
     assert!(stuck.contains(&format!("ebb limit {} off", vm.name())), "{stuck}");
-    assert!(host.log().contains("the guest waits"), "{}", host.log());
+    until("the log to say so", || host.log().contains("the guest waits").then_some(()));
     // This is refused before QEMU is asked, which may not answer.
     let why = vm.ebb("resize 450M").refused();
     assert!(why.contains("waits for room") && why.contains(&stuck), "{why}");

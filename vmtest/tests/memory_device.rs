@@ -1,12 +1,14 @@
 //! The virtio-mem device served by `ebbd memory`, with Linux's own driver, under QEMU 11.
 
+use std::fs;
 use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ebb_api::{DeviceServer, SizeState, SizeStatus};
+use ebb_api::{DeviceServer, SizeState, SizeStatus, VmStatus};
+use ebb_vm::Qmp;
 use serde_json::json;
-use vmtest::{Guest, Host, MemoryDevice, Ran, Vm, assets, require, rounds, until};
+use vmtest::{Guest, Host, MemoryDevice, Ran, Vm, assets, permit, require, rounds, until};
 
 const MIB: u64 = 1 << 20;
 /// Address of the pluggable memory of a VM of 512 MiB that Ebb started.
@@ -302,4 +304,33 @@ fn every_touch_of_what_is_not_plugged_is_counted() {
     vm.qmp("cont", json!({}));
     vm.guest("fill a 100M");
     assert_eq!(vm.guest("check a"), "0");
+}
+
+/// The process ends before the VM is managed. The next one must not take the region for memory that
+/// the guest may use.
+#[test]
+fn a_vm_whose_start_was_cut_off_has_nothing_plugged() {
+    let host = here().map(|_| Host::new());
+    require!(host.as_ref().map_err(Clone::clone));
+    let host = host.expect("required");
+    let qemu = assets::for_all_users(&assets::qemu11().expect("required"));
+    host.set("EBB_QEMU", qemu.join("qemu-system-x86_64"));
+    host.set("EBB_FAIL", "cut:begin:1");
+    let place = host.directory().join("cut");
+    fs::create_dir(&place).expect("a directory");
+    permit(&place, 0o777);
+    let socket = place.join("test.sock");
+    let qmp = format!("-qmp unix:{},server=on,wait=off", socket.display());
+    let run = format!("run --name cut --memory 512M --grow-to 2560M -- -S {qmp}");
+    let why = host.ebb(&run).refused();
+    assert!(why.contains("ended without an answer"), "{why}");
+    host.start();
+    let mut qmp = Qmp::connect(&socket).expect("QEMU listens");
+    qmp.human(&format!("xp /1xg {:#x}", ADDRESS + 64 * MIB)).expect("QEMU answers");
+    until("the violation to be counted", || {
+        let status = host.ebb("status cut --json").ok();
+        let status: VmStatus = serde_json::from_str(&status).expect("a status");
+        let device = status.size.devices.first()?;
+        (device.served_by == DeviceServer::Ebb && device.violations == Some(1)).then_some(())
+    });
 }

@@ -2,6 +2,9 @@
 //! disk that cannot be used.
 
 use std::fs::File;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use ebb_api::State;
 use rustix::fs::{FlockOperation, flock};
@@ -118,4 +121,28 @@ fn the_first_command_after_a_death_starts_the_next_daemon() {
         assert_eq!(host.list().len(), 1);
     }
     assert_eq!(vm.guest("check a"), "0");
+}
+
+/// Sends a part of a request, and never the rest.
+fn begin_request(socket: &Path) -> UnixStream {
+    let mut client = UnixStream::connect(socket).expect("it listens");
+    client.write_all(b"GET /").expect("it listens");
+    client
+}
+
+#[test]
+fn a_client_that_stops_keeps_nobody_from_the_end() {
+    let host = Host::new();
+    host.ebb("run --name a --memory 64M -- -S").ok();
+    let of_vm = begin_request(&host.run_directory().join("vms/a/api.sock"));
+    signal(host.list()[0].pid, Signal::KILL);
+    until("the VM's process to end", || host.servers().is_empty().then_some(()));
+    let daemon = host.daemon().expect("it runs");
+    let socket = host.run_directory().join("ebbd.sock");
+    let of_daemon = begin_request(&socket);
+    signal(daemon, Signal::TERM);
+    until("the end to begin", || UnixStream::connect(&socket).is_err().then_some(()));
+    signal(daemon, Signal::TERM);
+    until("the daemon to end", || host.daemon().is_none().then_some(()));
+    drop((of_vm, of_daemon));
 }

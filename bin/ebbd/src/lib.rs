@@ -17,6 +17,7 @@ pub use host::pool::on_record as pool_on_record;
 pub use model::record::Record;
 
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -38,7 +39,7 @@ use self::host::{pool, pool_keeper, pressure_watch, recovery, registry, swap_dir
 use self::model::monitoring;
 use self::model::record::{ForgetBy, Settings};
 use self::model::site::Site;
-use self::rest::server;
+use self::rest::{http, server};
 use self::serve::swap_room;
 use self::support::{log, private_socket, privileges};
 use self::system::{calibration, cgroup, confine};
@@ -114,6 +115,7 @@ pub fn main() {
 }
 
 fn run() -> anyhow::Result<()> {
+    let _log = log::AtEnd;
     let command = std::env::args().nth(1);
     if let Some(command) = &command {
         name_process(command);
@@ -263,21 +265,28 @@ async fn listen(
         anyhow::Error::new(error).context(path.display().to_string())
     })?;
     let listener = UnixListener::from_std(listener).with_context(|| path.display().to_string())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let ended = async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    };
+    let (ended, at_once) = (asked_to_end(1)?, asked_to_end(2)?);
     tracing::info!("listening on {}", path.display());
     let keeper = tokio::spawn(pool_keeper::keep(daemon.clone()));
     let watcher = tokio::spawn(pressure_watch::watch(daemon.clone(), stall_percent));
-    axum::serve(listener, server::router(daemon)).with_graceful_shutdown(ended).await?;
+    http::serve(listener, server::router(daemon), ended, at_once).await?;
     keeper.abort();
     watcher.abort();
     // The VMs stay as they are, for the next daemon.
     fs::remove_file(&path)?;
     Ok(())
+}
+
+/// Waits until so many signals have asked for the end.
+fn asked_to_end(times: u32) -> io::Result<impl Future<Output = ()> + Send + 'static> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        for _ in 0..times {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        }
+    })
 }

@@ -1,4 +1,5 @@
 //! The REST interface.
 
+pub mod http;
 pub mod server;
 pub mod vm_server;

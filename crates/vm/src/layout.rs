@@ -6,7 +6,7 @@
 mod error;
 mod files;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ebb_sys::process::{Process, Vma};
 use ebb_units::{Gpa, Hva};
@@ -15,9 +15,10 @@ use serde_json::{Value, json};
 use self::files::Files;
 use crate::memory_device::DEVICES_MAX;
 use crate::memory_tree::{self, Mapped, Segment};
-use crate::qmp::Qmp;
+use crate::qmp::{ANSWER_TIMEOUT, Qmp};
 use crate::ram::{Backing, Ram, Region};
 use crate::reach;
+use crate::shown::{REASON_MAX, shown};
 use crate::unplugged;
 
 pub use self::error::LayoutError;
@@ -28,16 +29,23 @@ const SEGMENTS_MAX: usize = 1024;
 /// Most questions about where devices are: one for each device, and one for each border of regions
 /// in a device.
 const QUESTIONS_MAX: usize = SEGMENTS_MAX + DEVICES_MAX;
+/// Longest time in which a VMM is asked where its RAM is.
+const DISCOVER: Duration = Duration::from_secs(60);
 /// Most characters of a device's name that are shown.
 const NAME_CHARS_MAX: usize = 64;
 /// QEMU's answer for an address without memory.
 const NOT_MAPPED: &str = "No memory is mapped at address";
 
-/// Finds all RAM of the VM and maps it in this process.
+/// Finds all RAM of the VM and maps it in this process. Asks nothing after a minute.
 ///
 /// # Errors
 /// [`LayoutError`].
 pub fn discover(process: &Process, qmp: &mut Qmp) -> Result<Ram, LayoutError> {
+    let end = Instant::now() + DISCOVER;
+    qmp.until(end, ANSWER_TIMEOUT, |qmp| discover_in_time(process, qmp))
+}
+
+fn discover_in_time(process: &Process, qmp: &mut Qmp) -> Result<Ram, LayoutError> {
     let backends = memory_backends(&qmp.execute("query-memdev", json!({}))?)?;
     let segments = memory_tree::segments(&qmp.human("info mtree")?, &backends);
     let segments = whole(segments, &devices(qmp)?);
@@ -317,7 +325,7 @@ fn memory_backends(answer: &Value) -> Result<Vec<String>, LayoutError> {
 fn parse_hva(text: &str) -> Result<Hva, LayoutError> {
     let hex = text.trim().rsplit_once("is 0x").map(|(_, hex)| hex);
     let value = hex.and_then(|hex| u64::from_str_radix(hex, 16).ok());
-    value.map(Hva).ok_or_else(|| LayoutError::Answer(text.trim().to_owned()))
+    value.map(Hva).ok_or_else(|| LayoutError::Answer(shown(text.trim(), REASON_MAX)))
 }
 
 fn is_shared_memfd(vma: &Vma) -> bool {

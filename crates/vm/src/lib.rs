@@ -18,6 +18,7 @@ pub mod pinning;
 pub mod qmp;
 pub mod ram;
 pub mod reach;
+mod shown;
 pub mod takeover;
 pub mod unplugged;
 

@@ -19,11 +19,12 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use serde_json::{Value, json};
 
 use crate::dial::{Turn, dial, turn};
+use crate::shown::{REASON_MAX, shown};
 
 pub use error::QmpError;
 
 /// A QEMU that does not answer for this long counts as stuck.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest wait for the greeting, which QEMU sends as it accepts a connection.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 /// A QEMU that does not answer for this long counts as silent. It usually answers sooner.
@@ -82,21 +83,41 @@ impl Qmp {
         Qmp::connect_within(path, ANSWER_TIMEOUT)
     }
 
-    /// Same as [`Qmp::connect`], but waits for `most` at most.
+    fn connect_within(path: &Path, most: Duration) -> Result<Qmp, QmpError> {
+        let deadline = Instant::now() + most;
+        Qmp::dialled(path, deadline)?.negotiated(deadline)
+    }
+
+    /// Same as [`Qmp::connect`] for a socket of the process `pid`, but waits for `most` at most.
+    /// Sends nothing to another process: whoever can change the path chooses who listens there.
     ///
     /// # Errors
-    /// As [`Qmp::connect`].
-    pub fn connect_within(path: &Path, most: Duration) -> Result<Qmp, QmpError> {
+    /// As [`Qmp::connect`]; [`QmpError::OtherProcess`] if another process listens there.
+    pub fn connect_to(pid: i32, path: &Path, most: Duration) -> Result<Qmp, QmpError> {
         let deadline = Instant::now() + most;
-        let dialled = dial(path, deadline).map_err(|error| match error.kind() {
+        let qmp = Qmp::dialled(path, deadline)?;
+        let peer = rustix::net::sockopt::socket_peercred(&qmp.stream).map_err(io::Error::from)?;
+        match peer.pid.as_raw_pid() {
+            owner if owner == pid => qmp.negotiated(deadline),
+            owner => Err(QmpError::OtherProcess { owner, pid }),
+        }
+    }
+
+    /// A connection to whoever listens there, before the greeting.
+    fn dialled(path: &Path, deadline: Instant) -> Result<Qmp, QmpError> {
+        let stream = dial(path, deadline).map_err(|error| match error.kind() {
             // Others already wait for their turn.
             ErrorKind::WouldBlock => QmpError::Taken,
             _ => error.into(),
         });
-        let mut qmp = Qmp::over(dialled?);
-        qmp.await_greeting(GREETING_TIMEOUT, deadline)?;
-        qmp.request("qmp_capabilities", json!({}), ANSWER_BYTES, deadline)?;
-        Ok(qmp)
+        stream.map(Qmp::over)
+    }
+
+    /// Awaits the greeting and negotiates.
+    fn negotiated(mut self, deadline: Instant) -> Result<Qmp, QmpError> {
+        self.await_greeting(GREETING_TIMEOUT, deadline)?;
+        self.request("qmp_capabilities", json!({}), ANSWER_BYTES, deadline)?;
+        Ok(self)
     }
 
     /// Waits for the greeting. A QEMU that is too busy to accept anybody has until the deadline.
@@ -152,14 +173,6 @@ impl Qmp {
         self.silence = Some(silence);
     }
 
-    /// The process at the other end of the socket.
-    ///
-    /// # Errors
-    /// As getsockopt(2) for `SO_PEERCRED`.
-    pub fn peer_pid(&self) -> io::Result<i32> {
-        Ok(rustix::net::sockopt::socket_peercred(&self.stream)?.pid.as_raw_pid())
-    }
-
     /// Runs `ask`, each of whose requests waits for `most` at most: for a caller that has what QEMU
     /// may wait for. An answer that comes later is dropped.
     pub fn in_a_hurry<T>(&mut self, most: Duration, ask: impl FnOnce(&mut Qmp) -> T) -> T {
@@ -199,7 +212,10 @@ impl Qmp {
         let (arguments, deadline) = (json!({ "command-line": line }), self.deadline());
         match self.request("human-monitor-command", arguments, HUMAN_BYTES, deadline)? {
             Value::String(text) => Ok(text),
-            other => Err(QmpError::Protocol(format!("{line}: {other}"))),
+            other => {
+                let other = shown(&other.to_string(), REASON_MAX);
+                Err(QmpError::Protocol(format!("{line}: {other}")))
+            }
         }
     }
 
@@ -269,7 +285,7 @@ impl Qmp {
             (Some(value), _) => Ok(value.clone()),
             (None, Some(error)) => {
                 let reason = error.get("desc").and_then(Value::as_str);
-                Err(reason.unwrap_or("no reason given").to_owned())
+                Err(shown(reason.unwrap_or("no reason given"), REASON_MAX))
             }
             (None, None) => return Ok(None),
         };

@@ -17,12 +17,16 @@ use std::time::{Duration, Instant};
 pub use asked::of_vmm;
 pub use migration::{Migration, cancel_migration, of_migration};
 
+use crate::shown::shown;
+
 /// Longest time of one look, after which nothing more is asked.
 const LOOK: Duration = Duration::from_secs(20);
 /// Longest wait for one piece of an answer.
 pub(crate) const PIECE: Duration = Duration::from_secs(10);
 /// Most characters of a name, because names go into messages.
 const NAME_MAX: usize = 64;
+/// Most devices of one VMM to name. Others are counted.
+const NAMED_MAX: usize = 64;
 
 /// What may be reclaimed or evicted, in ascending order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -110,8 +114,7 @@ pub struct MemoryUser {
 
 impl MemoryUser {
     fn new(name: &str, kind: DeviceKind) -> MemoryUser {
-        let shown = name.chars().take(NAME_MAX).map(|c| if c.is_control() { '?' } else { c });
-        MemoryUser { name: shown.collect(), kind }
+        MemoryUser { name: shown(name, NAME_MAX), kind }
     }
 
     /// Stands for the unknown devices of a VMM that does not tell which it has.
@@ -134,6 +137,17 @@ pub fn reach(devices: &[MemoryUser]) -> Reach {
 /// The device that allows the least to be reclaimed or evicted. `None` if there are no devices.
 pub fn narrowest(devices: &[MemoryUser]) -> Option<&MemoryUser> {
     devices.iter().min_by_key(|device| device.kind.reach())
+}
+
+/// Keeps the devices that allow the least. If there are too many, one stands for all others.
+fn bounded(mut devices: Vec<MemoryUser>) -> Vec<MemoryUser> {
+    if devices.len() > NAMED_MAX {
+        devices.sort_by_key(|device| device.kind.reach());
+        let others = devices.split_off(NAMED_MAX);
+        let name = format!("{} more devices", others.len());
+        devices.extend(narrowest(&others).map(|other| MemoryUser::new(&name, other.kind)));
+    }
+    devices
 }
 
 /// Finds devices by the VMM's open descriptors, as `/proc/PID/fd` names them. Others reach memory

@@ -8,7 +8,7 @@ use ebb_sys::process::Process;
 use rustix::io::Errno;
 
 use crate::dial::UnixSocket;
-use crate::qmp::{Qmp, QmpError};
+use crate::qmp::{ANSWER_TIMEOUT, Qmp, QmpError};
 use crate::reach::{self, MemoryUser, Reach};
 
 /// Why a process cannot be managed.
@@ -134,11 +134,9 @@ pub fn connect(process: &Process, given: Option<&Path>) -> Result<(PathBuf, Qmp)
             Path::new(&format!("/proc/{pid}/cwd")).join(named)
         }
     };
-    let qmp = Qmp::connect(&path);
-    let qmp = qmp.map_err(|source| refused(pid, path.clone(), source))?;
-    match qmp.peer_pid() {
-        Ok(owner) if owner != pid => Err(AttachRefusal::OtherQmp { path, owner, pid }),
-        _ => Ok((path, qmp)),
+    match Qmp::connect_to(pid, &path, ANSWER_TIMEOUT) {
+        Ok(qmp) => Ok((path, qmp)),
+        Err(source) => Err(refused(pid, path, source)),
     }
 }
 
@@ -148,6 +146,7 @@ fn refused(pid: i32, path: PathBuf, source: QmpError) -> AttachRefusal {
     let is_libvirts = path.components().any(|part| part.as_os_str() == "libvirt");
     match source {
         QmpError::Taken if is_libvirts => AttachRefusal::Libvirt { path, pid },
+        QmpError::OtherProcess { owner, pid } => AttachRefusal::OtherQmp { path, owner, pid },
         source => AttachRefusal::Qmp { path, source },
     }
 }

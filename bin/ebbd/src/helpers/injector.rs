@@ -31,7 +31,8 @@ const LINE_BYTES: u64 = 1024;
 /// Makes a userfaultfd in the process. Returns its number there.
 ///
 /// # Errors
-/// The message of the injection. No userfaultfd is left then that it made.
+/// The message of the injection. No userfaultfd is left then that it made. One that watches memory
+/// already is of another pager, and stays.
 pub fn make(process: &Process) -> io::Result<i32> {
     let before = process.userfaultfds()?;
     let out = run("make", process, &[]);
@@ -39,8 +40,11 @@ pub fn make(process: &Process) -> io::Result<i32> {
         out.trim().parse().map_err(|_| io::Error::other(format!("no descriptor: {out}")))
     });
     if made.is_err() {
-        let left = process.userfaultfds()?.into_iter().filter(|number| !before.contains(number));
-        left.into_iter().try_for_each(|number| close(process, number))?;
+        for number in process.userfaultfds()? {
+            if !before.contains(&number) && !process.may_watch(number)? {
+                close(process, number)?;
+            }
+        }
     }
     made
 }

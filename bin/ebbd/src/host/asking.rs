@@ -85,6 +85,9 @@ async fn asked<T>(listing: &Listing, asking: impl Future<Output = T>) -> Answer<
 fn lost(daemon: &Daemon, name: &VmName, error: &LinkError) -> ApiError {
     match daemon.listed(name) {
         None => daemon.unknown(name),
+        Some(_) if matches!(error, LinkError::TooLong) => {
+            ApiError::Failed(format!("{name}: {error}"))
+        }
         Some(_) => ApiError::Unavailable(format!(
             "{name}: {error}; it is recovered now: ebb status {name} shows what was done"
         )),

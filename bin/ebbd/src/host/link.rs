@@ -6,7 +6,7 @@ use std::path::Path;
 use axum::body::{Body, Bytes};
 use axum::http::{Method, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
@@ -30,6 +30,9 @@ pub enum LinkError {
     /// The process ended before it answered. What was asked may have been done.
     #[error("its process ended before it answered")]
     Broken,
+    /// The process answers with more than any answer has.
+    #[error("its process answers with more than {} MiB", ANSWER_MOST_BYTES >> 20)]
+    TooLong,
 }
 
 impl Reply {
@@ -80,8 +83,11 @@ async fn exchange(stream: UnixStream, request: Request<Full<Bytes>>) -> Result<R
     let response = sender.send_request(request).await.map_err(broken)?;
     let status = response.status();
     let body = Limited::new(response.into_body(), ANSWER_MOST_BYTES);
-    let body = body.collect().await.map_err(|_| LinkError::Broken)?.to_bytes();
-    Ok(Reply { status, body })
+    let body = body.collect().await.map_err(|error| match error.is::<LengthLimitError>() {
+        true => LinkError::TooLong,
+        false => LinkError::Broken,
+    })?;
+    Ok(Reply { status, body: body.to_bytes() })
 }
 
 /// Closes the connection when nobody waits any more, so that the process drops the request.
@@ -90,5 +96,39 @@ struct Ends(tokio::task::AbortHandle);
 impl Drop for Ends {
     fn drop(&mut self) {
         self.0.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader, Write};
+
+    /// Asks a process that answers with so many bytes.
+    fn answered(bytes: usize) -> Result<Reply, LinkError> {
+        let home = tempfile::tempdir().expect("a directory");
+        let socket = home.path().join("api.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
+        let process = std::thread::spawn(move || {
+            let mut client = BufReader::new(listener.accept().expect("a client").0);
+            let mut head = String::new();
+            while client.read_line(&mut head).expect("a request") > "\r\n".len() {}
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {bytes}\r\n\r\n");
+            let answer = [head.as_bytes(), &vec![b' '; bytes]].concat();
+            // The client may not take all of it.
+            let _ = client.get_mut().write_all(&answer);
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let answer = runtime.block_on(ask(&socket, Method::GET, "/", Bytes::new()));
+        drop(runtime);
+        process.join().expect("it ends");
+        answer
+    }
+
+    #[test]
+    fn an_answer_that_is_too_long_is_no_end_of_the_process() {
+        assert_eq!(answered(ANSWER_MOST_BYTES).ok().map(|reply| reply.body.len()), Some(4 << 20));
+        assert!(matches!(answered(ANSWER_MOST_BYTES + 1), Err(LinkError::TooLong)));
     }
 }

@@ -38,14 +38,14 @@ async fn begin(daemon: &Daemon, name: VmName, work: Work) -> Answer<()> {
         Ok((process, result)) => {
             // The process may still be clearing something away.
             process.ended().await;
-            clear_away(reserved).await;
+            end(daemon, name, reserved).await;
             Err(match result {
                 TaskResult::Refused(refused) => refused,
                 _ => ApiError::Failed("nothing was to be recovered".into()),
             })
         }
         Err(error) => {
-            died(daemon, name, reserved).await;
+            end(daemon, name, reserved).await;
             Err(failed("the VM's process")(error))
         }
     }
@@ -55,8 +55,9 @@ async fn clear_away(reserved: Reserved) {
     apart_or_log(move || reserved.clear_away()).await;
 }
 
-/// Handles a process that died on its way: recovers the VM if it is on record, else clears up.
-async fn died(daemon: &Daemon, name: VmName, reserved: Reserved) {
+/// Handles the end of a process that did not manage the VM: has the next one recover the VM, or end
+/// its detach, if it is on record. Else clears up.
+async fn end(daemon: &Daemon, name: VmName, reserved: Reserved) {
     match Record::load(&reserved.directory) {
         Ok(None) => clear_away(reserved).await,
         _ => {

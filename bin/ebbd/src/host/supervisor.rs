@@ -12,7 +12,7 @@ use ebb_api::VmName;
 use tokio::time::{sleep, timeout};
 
 use super::apart::{apart, apart_or_log};
-use super::link;
+use super::link::{self, LinkError};
 use super::listing::{Listing, Stage};
 use super::registry::Daemon;
 use super::vm_process::VmProcess;
@@ -195,6 +195,11 @@ async fn follow(directory: PathBuf, listing: Arc<Listing>) {
                     _ => FIGURES_LIMIT,
                 };
                 sleep(pause).await;
+            }
+            // The process serves the VM all the same.
+            Ok(Err(LinkError::TooLong)) => {
+                listing.hear();
+                sleep(FIGURES_LIMIT).await;
             }
             // The supervisor notices the end of the process.
             _ => sleep(LOOK_EVERY).await,

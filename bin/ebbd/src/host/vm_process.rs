@@ -4,19 +4,19 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use ebb_sys::process::Process;
 use ebb_sys::session;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 use super::apart::apart;
-use crate::model::task::{Task, TaskResult};
+use crate::model::task::{Task, TaskResult, Work};
 use crate::process::COMMAND;
 use crate::support::failpoint;
 use crate::system::process_lock;
@@ -26,6 +26,10 @@ const NAME: &str = "ebbd-vm";
 
 /// Largest answer: a line with a reason.
 const ANSWER_MOST_BYTES: u64 = 64 << 10;
+/// Longest time in which a VM is started or attached, beside that in which its memory is filled.
+const BEGIN_LIMIT: Duration = Duration::from_secs(15 * 60);
+/// Least memory that is filled in a second, in bytes.
+const FILL_RATE: u64 = 256 << 20;
 /// Stack of a thread that only waits.
 const STACK_BYTES: usize = 64 << 10;
 /// Interval of looking for the end of a process, if no thread can wait for it.
@@ -138,16 +142,59 @@ fn ask(child: &mut Child, task: &Task) -> io::Result<TaskResult> {
     // The process reads its task up to the end of file.
     drop(to);
     let mut line = String::new();
-    let answer = child.stdout.take().ok_or_else(none)?.take(ANSWER_MOST_BYTES);
-    BufReader::new(answer).read_line(&mut line)?;
+    let answer = child.stdout.take().ok_or_else(none)?;
+    await_answer(&answer, limit(&task.work))?;
+    BufReader::new(answer.take(ANSWER_MOST_BYTES)).read_line(&mut line)?;
     Ok(serde_json::from_str(&line)?)
+}
+
+/// Longest wait for the answer; none: a guest waits for its memory, however long that takes.
+fn limit(work: &Work) -> Option<Duration> {
+    match work {
+        Work::Run(request) => {
+            Some(BEGIN_LIMIT + Duration::from_secs(request.memory_bytes / FILL_RATE))
+        }
+        Work::Attach(_) => Some(BEGIN_LIMIT),
+        Work::Recover => None,
+    }
+}
+
+/// Waits until a process answers, or ends.
+fn await_answer(answer: &ChildStdout, limit: Option<Duration>) -> io::Result<()> {
+    let Some(limit) = limit else { return Ok(()) };
+    let most = Timespec::try_from(limit).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut come = [PollFd::new(answer, PollFlags::IN)];
+    match rustix::io::retry_on_intr(|| poll(&mut come, Some(&most)))? {
+        0 => Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("it did not manage the VM within {} s, and was given up", limit.as_secs()),
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// How a process ended that did not answer. If it has not ended, it is of no use, and is killed.
 fn how_it_ended(mut child: Child, error: io::Error) -> io::Error {
     let _ = child.kill();
     match child.wait() {
-        Ok(status) => io::Error::other(format!("its process ended without an answer ({status})")),
-        Err(_) => error,
+        Ok(status) if error.kind() != io::ErrorKind::TimedOut => {
+            io::Error::other(format!("its process ended without an answer ({status})"))
+        }
+        _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_does_not_begin_is_given_up() {
+        let mut child = Command::new("sleep").arg("1000").stdout(Stdio::piped()).spawn().unwrap();
+        let answer = child.stdout.take().unwrap();
+        let error = await_answer(&answer, Some(Duration::ZERO)).unwrap_err();
+        let why = how_it_ended(child, error).to_string();
+        assert!(why.contains("given up"), "{why}");
+        assert_eq!(limit(&Work::Recover), None);
     }
 }

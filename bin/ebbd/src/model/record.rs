@@ -38,6 +38,9 @@ pub struct Record {
     pub boot: String,
     /// The userfaultfd's descriptor number in the VMM; none: it is being made.
     pub userfaultfd: Option<i32>,
+    /// Number of a userfaultfd in the VMM that was made for the VM, which is not managed yet.
+    #[serde(default)]
+    pub making: Option<i32>,
     /// Number of a userfaultfd in the VMM that may be closed there at any moment: the VM is about
     /// to be detached. All of its memory is back then, and none of it is watched.
     #[serde(default)]
@@ -298,6 +301,18 @@ impl Record {
         }
     }
 
+    /// Name of another VM beside this VM's directory that has the same VMM on record. Records that
+    /// cannot be read are passed over.
+    pub fn twin(&self, directory: &Path) -> Option<VmName> {
+        let vms = directory.parent().and_then(|vms| fs::read_dir(vms).ok());
+        let others = vms.into_iter().flatten().flatten().map(|entry| entry.path());
+        let mut records = others
+            .filter(|other| other != directory)
+            .filter_map(|other| Record::load(&other).ok().flatten());
+        let vmm = (self.pid, self.start_ticks, &self.boot);
+        records.find(|other| (other.pid, other.start_ticks, &other.boot) == vmm).map(|it| it.name)
+    }
+
     /// Whether any VM is on record in this run directory, even one whose record cannot be read.
     pub fn is_any_in(run_dir: &Path) -> bool {
         let vms = fs::read_dir(run_dir.join("vms")).into_iter().flatten().flatten();
@@ -342,6 +357,29 @@ mod tests {
         record.change(home.path(), change).expect("room for it");
         let kept = Record::load(home.path()).expect("a record").expect("it is there");
         assert_eq!((record.auto.on, kept.auto.on), (!before, !before));
+    }
+
+    #[test]
+    fn a_vmm_that_is_on_record_twice_is_noticed() {
+        let text = include_str!("../../../../fuzz/corpus/vm_json/whole");
+        let record: Record = serde_json::from_str(text).expect("a record");
+        let vms = tempfile::tempdir().expect("a directory");
+        let directory = |name: &str| {
+            let directory = vms.path().join(name);
+            fs::create_dir(&directory).expect("a directory");
+            directory
+        };
+        let (own, other, broken) = (directory("a"), directory("b"), directory("c"));
+        record.save(&own).expect("room for it");
+        fs::write(broken.join(FILE), "{").expect("room for it");
+        let name: VmName = "b".parse().expect("a name");
+        let mut twin = Record { name: name.clone(), ..record.clone() };
+        twin.start_ticks += 1;
+        twin.save(&other).expect("room for it");
+        assert_eq!(record.twin(&own), None);
+        twin.start_ticks -= 1;
+        twin.save(&other).expect("room for it");
+        assert_eq!(record.twin(&own), Some(name));
     }
 
     #[test]

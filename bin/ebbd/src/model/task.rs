@@ -40,6 +40,6 @@ pub enum TaskResult {
     Managed,
     /// There is nothing left to recover.
     Over,
-    /// The VM is not managed, and nothing is left behind.
+    /// The VM is not managed. Nothing is left behind, or a record for the next process.
     Refused(ApiError),
 }

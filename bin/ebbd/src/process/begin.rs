@@ -261,6 +261,7 @@ fn record_of(
         start_ticks: process.start_ticks().map_err(failed("QEMU"))?,
         boot: life::boot().map_err(failed("the host's boot"))?,
         userfaultfd: None,
+        making: None,
         leaving: None,
         started: false,
         console: false,

@@ -3,6 +3,7 @@
 
 use std::convert::identity;
 use std::fs::File;
+use std::future::pending;
 use std::io;
 use std::os::unix::net::UnixListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,9 +21,10 @@ use super::begin::{Begun, OwnQemu};
 use super::say;
 use crate::model::site::api_socket;
 use crate::model::task::{Task, TaskResult};
+use crate::rest::http;
 use crate::rest::vm_server::{self, Vm};
 use crate::support::state_file::remove_if_there;
-use crate::support::{private_socket, privileges};
+use crate::support::{log, private_socket, privileges};
 use crate::system::calibration::Calibrated;
 use crate::system::last_words;
 use crate::vm::publisher::Publisher;
@@ -114,7 +116,7 @@ impl Service {
         runtime.block_on(async {
             let listener = tokio::net::UnixListener::from_std(listener)?;
             let ended = async { end.await.unwrap_or_default() };
-            axum::serve(listener, vm_server::router(vm)).with_graceful_shutdown(ended).await
+            http::serve(listener, vm_server::router(vm), ended, pending()).await
         })?;
         // The thread has said that it ends.
         let _ = thread.join();
@@ -149,6 +151,7 @@ fn work(start: &Receiver<WorkerStart>, directory: &Path) {
         Err(panic) => panic_text(&*panic),
     };
     last_words::leave(directory, &format!("its service failed: {why}"));
+    log::end();
     // Ends as if it were killed: nothing that is half done goes on.
     std::process::exit(1);
 }

@@ -1,17 +1,22 @@
 //! Failures on purpose, for tests. With `EBB_FAIL=NAME:PLACE:COUNT`, a thread that serves the VM of
-//! that name fails once, when it comes to this place for the COUNTth time.
+//! that name fails once, when it comes to this place for the COUNTth time. Several of these are
+//! separated by commas.
 //!
 //! A panic happens at two places:
 //! - `tick`: the worker's tick.
 //! - `map`: a frame has its memory, and its word does not say so yet.
 //!
-//! An error happens at three places:
+//! An error happens at four places:
+//! - `attach`: a VM that begins to be managed is watched, and its record does not say so yet.
 //! - `close`: in place of closing the userfaultfd in the VMM.
 //! - `closed`: after the userfaultfd was closed.
 //! - `lost`: in place of bringing all memory back for a guest's next kernel.
 //!
 //! An endless loop happens at one place:
 //! - `spin`: the worker's tick.
+//!
+//! The process ends at one place:
+//! - `begin`: a VM that begins to be managed has a userfaultfd, and nothing is watched yet.
 //!
 //! Without the variable, `map` does not exist, and each other place costs one look at a constant.
 
@@ -33,15 +38,21 @@ struct Wanted {
     left: AtomicU64,
 }
 
-static WANTED: LazyLock<Option<Wanted>> = LazyLock::new(|| {
-    let text = std::env::var(VARIABLE).ok()?;
-    let mut words = text.split(':').map(str::to_owned);
-    let (vm, place, count) = (words.next()?, words.next()?, words.next()?.parse().ok()?);
-    Some(Wanted { vm, place, left: AtomicU64::new(count) })
+static WANTED: LazyLock<Vec<Wanted>> = LazyLock::new(|| {
+    let text = std::env::var(VARIABLE).unwrap_or_default();
+    text.split(',').filter_map(Wanted::parse).collect()
 });
 
+impl Wanted {
+    fn parse(text: &str) -> Option<Wanted> {
+        let mut words = text.split(':').map(str::to_owned);
+        let (vm, place, count) = (words.next()?, words.next()?, words.next()?.parse().ok()?);
+        Some(Wanted { vm, place, left: AtomicU64::new(count) })
+    }
+}
+
 fn wanted(place: &str, vm: &VmName) -> Option<&'static Wanted> {
-    WANTED.as_ref().filter(|wanted| wanted.place == place && wanted.vm == vm.as_str())
+    WANTED.iter().find(|wanted| wanted.place == place && wanted.vm == vm.as_str())
 }
 
 /// Notes that a thread of this VM has come to the place. Panics if that is wanted now.
@@ -61,7 +72,15 @@ pub fn may_spin(vm: &VmName) {
     }
 }
 
-/// Notes the same, at a place that returns an error.
+/// Notes that the process of this VM has come to the place. Ends the process, with no more done, if
+/// that is wanted now.
+pub fn may_end(place: &str, vm: &VmName) {
+    if wanted(place, vm).is_some_and(is_now) {
+        std::process::abort();
+    }
+}
+
+/// Notes that a thread of this VM has come to a place that returns an error.
 ///
 /// # Errors
 /// A failure is wanted now.

@@ -22,6 +22,7 @@ use crate::model::api_error::{Answer, failed, not_allowed, unsaved};
 use crate::model::record::{Record, RegionRecord};
 use crate::serve::disks::{Disks, SharedDisks};
 use crate::serve::growth::Growth;
+use crate::support::failpoint;
 use crate::system::{remains, small_pages};
 
 /// Attaches a VM whose RAM was found. Nothing in the VMM has changed before this call, and if it
@@ -45,12 +46,10 @@ pub fn attach(
         Err(refused) => {
             // Leaves the VMM as it was. The reason for the refusal matters more than a second
             // failure here.
-            detach::close(&process, &record);
             if !swap_was_there {
                 remains::remove_swap(&record);
             }
-            let forgotten = remains::forget(directory);
-            forgotten.unwrap_or_else(|error| tracing::error!("{error}"));
+            detach::give_up(&process, record, directory);
             return Err(refused);
         }
     };
@@ -84,7 +83,8 @@ fn describe(process: &Process, ram: &Ram, shared: &SharedDisks, record: &mut Rec
     make_pager::own_digests(record).map_err(failed("random numbers"))
 }
 
-/// Makes the userfaultfd in the VMM, and the pager over it. Writes the record before and after.
+/// Makes the userfaultfd in the VMM, and the pager over it. Writes the record before, once the
+/// userfaultfd is there, and after. If it fails, no memory is watched.
 fn make(
     process: &Process,
     ram: Ram,
@@ -94,15 +94,49 @@ fn make(
 ) -> Answer<(Arc<Pager>, Receiver<Restored>)> {
     let save = |record: &Record| record.save(directory).map_err(unsaved("the VM's record"));
     save(record)?;
+    // After the record is there: of two that begin at once, one at least sees the other.
+    if let Some(name) = record.twin(directory) {
+        let pid = record.pid;
+        return Err(not_allowed(format!(
+            "process {pid} is on record as {name}: detach {name} first"
+        )));
+    }
     let number = injector::make(process).map_err(|error| {
         not_allowed(format!("process {} cannot be given a userfaultfd: {error}", process.pid()))
     })?;
-    record.userfaultfd = Some(number);
+    record.making = Some(number);
+    save(record)?;
     let (pager, restored) = make_pager(process, number, ram, &disks.shared, record, directory)?;
     let pager = Arc::new(pager);
-    growth.attach(&pager, true).map_err(failed("the memory that it can grow by"))?;
-    save(record)?;
-    Ok((pager, restored))
+    let begun = begin(&pager, growth, record).and_then(|()| {
+        (record.userfaultfd, record.making) = (Some(number), None);
+        save(record)
+    });
+    match begun {
+        Ok(()) => Ok((pager, restored)),
+        Err(refused) => {
+            // The userfaultfd may stay in QEMU: then nobody would serve what waits for it.
+            if let Err(error) = pager.frames().unwatch_all() {
+                tracing::error!("its memory stays watched: {error}");
+            }
+            Err(refused)
+        }
+    }
+}
+
+/// Watches what has to be watched from the beginning.
+fn begin(pager: &Arc<Pager>, growth: &Growth, record: &Record) -> Answer<()> {
+    failpoint::may_end("begin", &record.name);
+    if record.mode == Mode::Strict || record.evicts {
+        pager.frames().watch_all().map_err(|error| match error.raw_os_error() {
+            Some(code) if code == Errno::BUSY.raw_os_error() => not_allowed(
+                "another userfaultfd serves a part of the VM's memory: only one pager can serve it",
+            ),
+            _ => not_allowed(format!("the VM's memory cannot be watched: {error}")),
+        })?;
+    }
+    growth.attach(pager, true).map_err(failed("the memory that it can grow by"))?;
+    failpoint::fails("attach", &record.name).map_err(failed("the VM"))
 }
 
 /// Makes all memory resident before a device that cannot wait may use it, as for a device that is
@@ -132,13 +166,5 @@ fn make_pager(
     let made = make_pager::pager(ram, ledger, uffd, shared, record, directory);
     let (pager, restored) = made.map_err(failed("the VM"))?;
     unplugged::mind(&pager, process).map_err(failed("the VM"))?;
-    if record.mode == Mode::Strict || record.evicts {
-        pager.frames().watch_all().map_err(|error| match error.raw_os_error() {
-            Some(code) if code == Errno::BUSY.raw_os_error() => not_allowed(
-                "another userfaultfd serves a part of the VM's memory: only one pager can serve it",
-            ),
-            _ => not_allowed(format!("the VM's memory cannot be watched: {error}")),
-        })?;
-    }
     Ok((pager, restored))
 }

@@ -109,11 +109,12 @@ impl VmContext {
             parts;
         let (mailbox, commands) = Mailbox::new();
         let guest = KnownGuest::new(record.start_ticks);
+        let is_silent = pager.room().evictor_waits();
         let context = VmContext {
+            qmp: QmpLink::new(process.pid(), &record.qmp, qmp, is_silent),
             process,
             forgetting: Forgetting::new(record.settings.forget_by),
             restored,
-            qmp: QmpLink::new(&record.qmp, qmp, pager.room().evictor_waits()),
             pager,
             record: OnRecord::new(record, directory),
             disks,

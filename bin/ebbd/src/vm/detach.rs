@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 
+use ebb_api::VmName;
 use ebb_sys::process::Process;
 
 use super::context::VmContext;
@@ -90,19 +91,33 @@ pub fn undo(cx: VmContext) {
     let VmContext { process, pager, restored, qmp, record, disks, growth, service, .. } = cx;
     // Frees descriptors first: they may be what is short, and closing the userfaultfd takes some.
     drop((service, disks, growth, pager, restored, qmp));
-    close(&process, &record);
     remove_swap(&record);
-    if let Err(error) = forget(record.directory()) {
-        tracing::error!("{error}");
-    }
+    give_up(&process, record.clone(), record.directory());
 }
 
-/// Closes the userfaultfd in the VMM, if there is one. The kernel then serves all that it watched.
-pub fn close(process: &Process, record: &Record) {
-    if let Some(number) = record.userfaultfd
-        && let Err(error) = injector::close(process, number)
-    {
-        tracing::error!("closing the userfaultfd in QEMU: {error}");
+/// Closes the userfaultfd in the VMM of a VM that cannot be managed, and removes record and ledger.
+/// None of its memory is watched. If the userfaultfd cannot be closed, the record has it as
+/// `leaving`, for the next process.
+pub fn give_up(process: &Process, mut record: Record, directory: &Path) {
+    let number = record.userfaultfd.or(record.making);
+    let gone = match number.map_or(Ok(()), |number| close(process, number, &record.name)) {
+        Ok(()) => forget(directory),
+        Err(error) => {
+            tracing::error!("closing the userfaultfd in QEMU: {error}");
+            (record.userfaultfd, record.making, record.leaving) = (None, None, number);
+            record.save(directory)
+        }
+    };
+    gone.unwrap_or_else(|error| tracing::error!("what was begun for it: {error}"));
+}
+
+/// Closes a userfaultfd in the VMM.
+fn close(process: &Process, number: i32, name: &VmName) -> io::Result<()> {
+    let closed = failpoint::fails("close", name).and_then(|()| injector::close(process, number));
+    match closed {
+        // QEMU may have closed it all the same.
+        Err(error) if has_userfaultfd(process, number)? => Err(error),
+        _ => Ok(()),
     }
 }
 

@@ -140,15 +140,7 @@ impl Devices {
                 tracing::debug!("its devices: {why}");
             }
         }
-        let after = cx.reaching.all();
-        for device in after.iter().filter(|device| !before.contains(device)) {
-            tracing::warn!("{} because of {device}", left(device));
-        }
-        let was_removed =
-            |device: &&MemoryUser| !after.contains(device) && device.kind != DeviceKind::Unknown;
-        for device in before.iter().filter(was_removed) {
-            tracing::info!("{} no longer restricts Ebb", device.name);
-        }
+        tell(&before, &cx.reaching.all());
     }
 
     fn ask_all(&mut self, cx: &mut VmContext, end: Instant) -> Result<(), String> {
@@ -162,9 +154,9 @@ impl Devices {
         let seen = Descriptors::now(&process).map_err(text)?;
         let mut found = reach::of_descriptors(seen.links());
         self.process = Some(process);
-        // These count even if QEMU does not answer.
+        // These count even if QEMU does not answer, one of each kind.
         for device in &found {
-            if !cx.reaching.found.contains(device) {
+            if !cx.reaching.found.iter().any(|known| known.kind == device.kind) {
                 cx.reaching.found.push(device.clone());
             }
         }
@@ -218,7 +210,7 @@ impl Devices {
         match back {
             Ok(bytes) => {
                 let (back, took) = (Bytes(bytes), narrowed.began.elapsed());
-                tracing::warn!("{back} came back for {device} in {took:?}");
+                tracing::warn!("its devices: {back} came back for {device} in {took:?}");
                 (self.settled, self.failed) = (narrowed.reach, None);
             }
             Err(error) => {
@@ -227,7 +219,7 @@ impl Devices {
                      {error}"
                 );
                 if self.failed.as_ref() != Some(&why) {
-                    tracing::error!("{why}");
+                    tracing::error!("its devices: {why}");
                 }
                 self.failed = Some(why);
             }
@@ -354,6 +346,28 @@ fn cancel_migration(cx: &mut VmContext) {
         ),
         Some(Err(error)) => tracing::error!("its migration goes on: {error}"),
         _ => {}
+    }
+}
+
+/// Logs in a line each what restricts Ebb now and did not before, and what no longer does. The VMM
+/// chooses names, and how many there are.
+fn tell(before: &[MemoryUser], after: &[MemoryUser]) {
+    let missing = |of: &[MemoryUser], from: &[MemoryUser]| -> Vec<MemoryUser> {
+        of.iter().filter(|device| !from.contains(device)).cloned().collect()
+    };
+    let more = |count: usize| match count {
+        1 => String::new(),
+        count => format!(" (and {} more)", count - 1),
+    };
+    let new = missing(after, before);
+    if let Some(device) = reach::narrowest(&new) {
+        tracing::warn!("its devices: {} because of {device}{}", left(device), more(new.len()));
+    }
+    let mut gone = missing(before, after);
+    gone.retain(|device| device.kind != DeviceKind::Unknown);
+    if let Some(device) = gone.first() {
+        let more = more(gone.len());
+        tracing::info!("its devices: {} no longer restricts Ebb{more}", device.name);
     }
 }
 

@@ -92,7 +92,7 @@ fn recover_process(
     make_pager::own_digests(&mut record)?;
     let number = match record.userfaultfd {
         Some(number) => number,
-        None => remake(&process)?,
+        None => remake(&process, &mut record, directory)?,
     };
     let uffd = Uffd::taken(userfaultfd(&process, number)?)?;
     make_pager::prepare(&ram, record.backing);
@@ -106,13 +106,6 @@ fn recover_process(
     if record.mode == Mode::Strict || record.evicts || record.shares {
         pager.frames().watch_all()?;
     }
-    record.userfaultfd = Some(number);
-    match record.save(directory) {
-        // The record in the directory still holds. Its next change also writes this process's
-        // settings.
-        Err(error) if !is_fresh => tracing::warn!("its record: {error}"),
-        saved => saved?,
-    }
     let pager = Arc::new(pager);
     shared.serve_with(&pager);
     small_pages::mind(&pager, &process, &record);
@@ -121,7 +114,14 @@ fn recover_process(
         let growth = Growth::start(&record.growth, directory, Some(&pager));
         io::Result::Ok((disks.map_err(io::Error::other)?, growth.map_err(io::Error::other)?))
     })??;
-    growth.attach(&pager, false)?;
+    growth.attach(&pager, is_fresh)?;
+    (record.userfaultfd, record.making) = (Some(number), None);
+    match record.save(directory) {
+        // The record in the directory still holds. Its next change also writes this process's
+        // settings.
+        Err(error) if !is_fresh => tracing::warn!("its record: {error}"),
+        saved => saved?,
+    }
     make_pager::forget_with(&pager, shared, &growth);
     let qmp = None;
     Ok(VmContext::new(ContextParts {
@@ -192,10 +192,24 @@ fn unprotect_in_ram(pager: &Pager, frames: FrameRange) {
     }
 }
 
-/// Makes a userfaultfd where a process died while it made one. Closes whatever that process left.
-fn remake(process: &Process) -> io::Result<i32> {
-    process.userfaultfds()?.into_iter().try_for_each(|number| injector::close(process, number))?;
-    injector::make(process)
+/// Makes a userfaultfd where a process died before the VM was managed, and puts it on record before
+/// it watches anything. Closes what that process left: the one on record, or one that watches
+/// nothing.
+fn remake(process: &Process, record: &mut Record, directory: &Path) -> io::Result<i32> {
+    let left = process.userfaultfds()?;
+    for &number in left.iter().filter(|&&number| record.making != Some(number)) {
+        if process.may_watch(number)? {
+            return Err(io::Error::other(format!(
+                "process {} has userfaultfd {number}, which is on no record here: another pager, \
+                 or another ebbd, may serve its memory: end that one, or detach the VM there",
+                process.pid()
+            )));
+        }
+    }
+    left.into_iter().try_for_each(|number| injector::close(process, number))?;
+    let number = injector::make(process)?;
+    record.change(directory, |record| record.making = Some(number))?;
+    Ok(number)
 }
 
 fn userfaultfd(process: &Process, number: i32) -> io::Result<OwnedFd> {

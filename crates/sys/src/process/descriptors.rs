@@ -128,6 +128,19 @@ impl Process {
         }
     }
 
+    /// Whether its userfaultfd `fd` may watch memory. Before its handshake, it cannot.
+    ///
+    /// # Errors
+    /// As [`Process::descriptor_info`]. `InvalidData`: the kernel does not tell.
+    pub fn may_watch(&self, fd: i32) -> io::Result<bool> {
+        let info = self.descriptor_info(fd)?;
+        // `API:` is followed by version, features and ioctls, in hexadecimal digits. The handshake
+        // adds a feature of the kernel's own.
+        let features = line_of(info.as_bytes(), "API:")
+            .and_then(|api| u64::from_str_radix(api.split(':').nth(1)?, 16).ok());
+        Ok(features.ok_or(io::ErrorKind::InvalidData)? != 0)
+    }
+
     /// The most descriptors that it may have: the numbers of all are lower.
     ///
     /// # Errors

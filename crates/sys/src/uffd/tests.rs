@@ -157,3 +157,12 @@ fn a_run_is_filled_as_long_as_pages_come() {
     });
     assert_eq!((error.unwrap_err().kind(), calls), (io::ErrorKind::WouldBlock, 1000));
 }
+
+#[test]
+fn before_its_handshake_nothing_can_be_watched() {
+    let Ok(uffd) = Uffd::new() else { return eprintln!("SKIPPED: no userfaultfd here") };
+    let (own, number) = (Process::own().unwrap(), uffd.fd.as_raw_fd());
+    assert!(!own.may_watch(number).unwrap());
+    uffd.handshake(feature::needed()).unwrap();
+    assert!(own.may_watch(number).unwrap());
+}

@@ -27,6 +27,14 @@ pub enum QmpError {
          QEMU a second monitor (-qmp)"
     )]
     Taken,
+    /// The socket belongs to another process than it should.
+    #[error("the socket belongs to process {owner}, not to {pid}")]
+    OtherProcess {
+        /// PID of the process that listens there.
+        owner: i32,
+        /// PID of the process that should.
+        pid: i32,
+    },
     /// QEMU refused the command.
     #[error("QEMU refused {command}: {reason}")]
     Refused {

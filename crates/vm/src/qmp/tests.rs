@@ -232,6 +232,17 @@ fn a_socket_for_which_others_wait_already_is_in_use() {
 }
 
 #[test]
+fn a_refusal_is_one_short_line_whatever_it_says() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let answer = json!({ "error": { "desc": "no\n".repeat(1 << 16) } });
+    let answer: &'static str = format!("{answer}\n").leak();
+    let said = answer_next(&theirs, 1, answer);
+    let error = Qmp::over(ours).execute("cont", json!({})).unwrap_err().to_string();
+    assert!(error.starts_with("QEMU refused cont: no?no?") && error.len() < 300, "{error}");
+    said.join().unwrap();
+}
+
+#[test]
 fn a_refusal_carries_qemus_words() {
     let (_dir, path) = peer(&[
         "{\"QMP\":{}}\n",

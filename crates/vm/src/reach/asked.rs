@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::{DeviceKind, MemoryUser, PIECE};
+use super::{DeviceKind, MemoryUser, PIECE, bounded};
 use crate::qmp::{Qmp, QmpError};
 
 /// Most objects in one place. QEMU has fewer.
@@ -20,7 +20,8 @@ const BLOCK_DRIVERS: [(&str, DeviceKind); 3] = [
 ];
 
 /// Finds devices by what the VMM tells: its objects, network back ends and block drivers. `own` are
-/// the character devices that this daemon serves. Asks nothing after `end`.
+/// the character devices that this daemon serves. Of very many devices, one stands for those that
+/// restrict the least. Asks nothing after `end`.
 ///
 /// # Errors
 /// [`QmpError`] if it does not answer, or not in time.
@@ -34,7 +35,7 @@ pub fn of_vmm(qmp: &mut Qmp, own: &[String], end: Instant) -> Result<Vec<MemoryU
         asked.machine(&mut found)?;
         asked.networks(&mut found)?;
         asked.block_drivers(&mut found)?;
-        Ok(found)
+        Ok(bounded(found))
     })
 }
 

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::asked::Asked;
 use super::{DeviceKind, MemoryUser, NAME_MAX, PIECE};
 use crate::qmp::{Qmp, QmpError};
+use crate::shown::shown;
 
 /// A migration of the VMM, which concerns all of its memory.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -32,7 +33,7 @@ pub fn of_migration(qmp: &mut Qmp, end: Instant) -> Result<Migration, QmpError> 
         let shared = shared.map(|name| MemoryUser::new(&name, DeviceKind::SharedMigration));
         let status = answer.get("status").and_then(Value::as_str);
         let status = status.filter(|&status| status != "none" && status.len() <= NAME_MAX);
-        Ok(Migration { shared, status: status.map(str::to_owned) })
+        Ok(Migration { shared, status: status.map(|status| shown(status, NAME_MAX)) })
     })
 }
 

@@ -43,6 +43,23 @@ fn objects_are_known_by_their_types() {
 }
 
 #[test]
+fn of_very_many_devices_those_that_leave_least_are_named() {
+    let count = 4 * OBJECTS_MAX;
+    let user = |number: usize| MemoryUser::new(&format!("d{number}"), DeviceKind::VhostUser);
+    let mut all: Vec<MemoryUser> = (1..count).map(user).collect();
+    all.push(MemoryUser::new("card", DeviceKind::Vfio));
+    let kept = bounded(all);
+    assert_eq!((kept.len(), kept[0].name.as_str()), (NAMED_MAX + 1, "card"));
+    let others = MemoryUser {
+        name: format!("{} more devices", count - NAMED_MAX),
+        kind: DeviceKind::VhostUser,
+    };
+    assert_eq!(kept.last(), Some(&others));
+    let few = vec![user(1), MemoryUser::new("card", DeviceKind::Vfio)];
+    assert_eq!(bounded(few.clone()), few);
+}
+
+#[test]
 fn each_kind_leaves_something_or_nothing() {
     for (name, expected) in [
         ("vfio-pci", Reach::Nothing),

@@ -20,6 +20,8 @@ const RETRY_MOST: Duration = Duration::from_secs(10);
 /// The socket, while it answers.
 pub struct QmpLink {
     path: PathBuf,
+    /// The VMM. A user who can change the path may put another VM's socket there.
+    pid: i32,
     socket: Option<Qmp>,
     retry: Retry,
     /// Set while the worker waits for QEMU, which may itself wait for a fault.
@@ -27,12 +29,17 @@ pub struct QmpLink {
 }
 
 impl QmpLink {
-    /// Makes a link from a socket, or from a path to connect to later. `is_silent` is set while the
-    /// worker waits for QEMU.
-    pub fn new(path: &Path, mut socket: Option<Qmp>, is_silent: Arc<AtomicBool>) -> QmpLink {
+    /// Makes a link to the VMM `pid` from a socket, or from a path to connect to later. `is_silent`
+    /// is set while the worker waits for QEMU.
+    pub fn new(
+        pid: i32,
+        path: &Path,
+        mut socket: Option<Qmp>,
+        is_silent: Arc<AtomicBool>,
+    ) -> QmpLink {
         socket.iter_mut().for_each(|qmp| qmp.show_silence(Arc::clone(&is_silent)));
         let retry = Retry::new(RETRY_FIRST, RETRY_MOST);
-        QmpLink { path: path.to_owned(), socket, retry, is_silent }
+        QmpLink { path: path.to_owned(), pid, socket, retry, is_silent }
     }
 
     /// Connects, if the socket is not connected and an attempt is due.
@@ -41,7 +48,7 @@ impl QmpLink {
             return;
         }
         self.is_silent.store(true, Relaxed);
-        let connected = Qmp::connect_within(&self.path, GREETING_TIMEOUT);
+        let connected = Qmp::connect_to(self.pid, &self.path, GREETING_TIMEOUT);
         self.is_silent.store(false, Relaxed);
         match connected {
             Ok(mut qmp) => {
@@ -77,5 +84,43 @@ impl QmpLink {
             }
             None => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::os::unix::net::UnixListener;
+
+    /// Connects to a socket of this process, which greets and answers once. Returns whether the
+    /// link is connected, and what it sent.
+    fn reconnect(pid: u32) -> (bool, String) {
+        let home = tempfile::tempdir().expect("a directory");
+        let path = home.path().join("qmp.sock");
+        let listener = UnixListener::bind(&path).expect("a socket");
+        let qemu = std::thread::spawn(move || {
+            let (mut client, mut sent) =
+                (BufReader::new(listener.accept().expect("Ebb").0), String::new());
+            // Ebb may have closed the connection.
+            let _ = client.get_mut().write_all(b"{\"QMP\":{}}\n");
+            let _ = client.read_line(&mut sent);
+            let _ = client.get_mut().write_all(b"{\"return\":{},\"id\":1}\n");
+            let _ = client.read_to_string(&mut sent);
+            sent
+        });
+        let mut link = QmpLink::new(pid as i32, &path, None, Arc::default());
+        link.reconnect();
+        let is_connected = link.is_connected();
+        drop(link);
+        (is_connected, qemu.join().expect("QEMU"))
+    }
+
+    #[test]
+    fn only_the_socket_of_the_vmm_is_used() {
+        let (is_connected, sent) = reconnect(std::process::id());
+        assert!(is_connected && sent.contains("qmp_capabilities"), "{sent}");
+        let other = std::os::unix::process::parent_id();
+        assert_eq!(reconnect(other), (false, String::new()));
     }
 }

@@ -14,7 +14,7 @@ pub fn look(cx: &mut VmContext, known: &mut Vec<Added>, end: Instant) {
     let Some(qmp) = cx.qmp.socket() else { return };
     match layout::added(qmp, cx.pager.ram(), end) {
         Ok(added) if added != *known => {
-            warning(&added).inspect(|why| tracing::warn!("{why}"));
+            warning(&added).inspect(|why| tracing::warn!("its memory devices: {why}"));
             *known = added;
         }
         Ok(_) => {}

@@ -98,7 +98,7 @@ impl Worker {
         }
         match self.cx.command_guest("cont") {
             Ok(()) => self.cx.record.note(|record| record.begin = false),
-            Err(error) => tracing::error!("{error}"),
+            Err(error) => tracing::error!("its guest does not go on: {error}"),
         }
     }
 
