@@ -200,8 +200,14 @@ impl Evictor {
     fn undo_commits(&self, committed: Vec<(ProtectedFrame<'_>, ContentPlace)>) {
         for (held, place) in committed {
             let gfn = held.gfn;
-            self.open_all([held]);
-            self.residency.undo(gfn, place);
+            // A block's pair goes before the unlock: the next eviction may note the same pair.
+            if let Content::OnDisk { .. } = place.content {
+                self.residency.undo(gfn, place);
+                self.open_all([held]);
+            } else {
+                self.open_all([held]);
+                self.residency.undo(gfn, place);
+            }
         }
     }
 
