@@ -49,7 +49,7 @@ use crate::{cargo, interrupt, results};
 pub use identity::Identity;
 use identity::Machine;
 use report::Report;
-pub use row::short;
+pub use row::{FAILED, short};
 use session::Session;
 pub use stats::Interval;
 

@@ -26,7 +26,8 @@ enum Task {
     Demo,
     /// Measure Ebb against the bare system calls and against QEMU: tables, and JSON in target/bench
     Bench(bench::Args),
-    /// Copy results of benchmarks to docs/results, and write docs/benchmarks.md from them
+    /// Copy results of benchmarks to docs/results, and write docs/benchmarks.md and the table in
+    /// README.md from them
     Results(results::Args),
     /// Build the guest's Linux with the allocator that it shares with the host
     GuestKernel(guest_kernel::Args),

@@ -1,7 +1,10 @@
 //! `cargo xtask results`: copies the benchmarks' JSON into `docs/results`. It writes
-//! `docs/benchmarks.md` from that, and a page for each benchmark beside its JSON.
+//! `docs/benchmarks.md` and the table in `README.md` from that, and a page for each benchmark beside
+//! its JSON.
 
 mod page;
+mod readme;
+mod row;
 mod taken;
 
 use std::collections::BTreeMap;
@@ -12,11 +15,13 @@ use anyhow::{Context, ensure};
 
 use crate::cargo;
 use page::Page;
+use readme::{Entry, Readme};
 use taken::Taken;
 
 /// Names of files in `docs/results`.
 const TEMPLATE: &str = "template.md";
 const CAUSES: &str = "causes.json";
+const ENTRIES: &str = "readme.json";
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -26,8 +31,8 @@ pub struct Args {
     /// Accept results of several commits or machines; the page says so
     #[arg(long)]
     mixed: bool,
-    /// Write nothing; fail if docs/benchmarks.md, or a benchmark's page, differs from what
-    /// docs/results makes
+    /// Write nothing; fail if docs/benchmarks.md, a benchmark's page, or the table in README.md
+    /// differs from what docs/results makes
     #[arg(long)]
     check: bool,
 }
@@ -45,12 +50,12 @@ pub fn taken() -> PathBuf {
 /// # Errors
 /// A page is not what the results make it, a result is unusable, or the file system fails.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let documents = cargo::workspace().join("docs");
+    let root = cargo::workspace();
     if !args.check {
         let from = args.from.clone().unwrap_or_else(taken);
-        take(&from, &documents.join("results"), args.mixed)?;
+        take(&from, &results(root), args.mixed)?;
     }
-    for (path, text) in pages(&documents)? {
+    for (path, text) in pages(root)? {
         if args.check {
             let is = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
             let path = path.display();
@@ -123,25 +128,31 @@ fn there(results: &Path) -> anyhow::Result<Vec<(String, Taken)>> {
     Ok(all)
 }
 
-/// Returns the text that `docs/benchmarks.md` and the benchmarks' own pages must have.
-fn pages(documents: &Path) -> anyhow::Result<Vec<(PathBuf, String)>> {
-    let results = &documents.join("results");
-    let read = |name: &str| {
-        let path = results.join(name);
-        fs::read_to_string(&path).with_context(|| path.display().to_string())
-    };
-    let causes: Causes = serde_json::from_str(&read(CAUSES)?).context(CAUSES)?;
+/// Returns the directory of the results that are in the documents.
+fn results(root: &Path) -> PathBuf {
+    root.join("docs/results")
+}
+
+/// Returns the text that `docs/benchmarks.md`, `README.md` and the benchmarks' own pages must have.
+fn pages(root: &Path) -> anyhow::Result<Vec<(PathBuf, String)>> {
+    let results = &results(root);
+    let readme = root.join("README.md");
+    let read = |path: &Path| fs::read_to_string(path).with_context(|| path.display().to_string());
+    let causes: Causes = serde_json::from_str(&read(&results.join(CAUSES))?).context(CAUSES)?;
+    let entries = read(&results.join(ENTRIES))?;
+    let entries: Vec<Entry> = serde_json::from_str(&entries).context(ENTRIES)?;
     let all: Vec<Taken> = there(results)?.into_iter().map(|(_, taken)| taken).collect();
     for taken in &all {
         taken.is_result().with_context(|| taken.name.clone())?;
     }
     let is_mixed = origins(all.iter()) > 1;
-    let (template, names) = (&read(TEMPLATE)?, &crate::bench::names());
+    let (template, names) = (&read(&results.join(TEMPLATE))?, &crate::bench::names());
     let page = Page { template, causes: &causes, all: &all, names, is_mixed };
-    let first = (documents.join("benchmarks.md"), page.text()?);
+    let table = Readme { old: &read(&readme)?, entries: &entries, all: &all, names }.text()?;
+    let first = [(root.join("docs/benchmarks.md"), page.text()?), (readme, table)];
     let own = page.details().into_iter();
     let own = own.map(|(name, text)| (results.join(format!("{name}.md")), text));
-    Ok([first].into_iter().chain(own).collect())
+    Ok(first.into_iter().chain(own).collect())
 }
 
 #[cfg(test)]
@@ -167,9 +178,9 @@ mod tests {
 
     #[test]
     fn results_of_two_commits_do_not_mix_unless_they_may() {
-        let [from, documents] = [(), ()].map(|()| vmtest::Scratch::new("ebb-test-").unwrap());
-        let to = documents.path().join("results");
-        fs::create_dir(&to).unwrap();
+        let [from, root] = [(), ()].map(|()| vmtest::Scratch::new("ebb-test-").unwrap());
+        let to = results(root.path());
+        fs::create_dir_all(&to).unwrap();
         let names = crate::bench::names();
         let one = crate::bench::tests::written(&[1.0; 5], &[2.0; 5]);
         let other = one.replace("c0ffee", "decaf");
@@ -183,10 +194,12 @@ mod tests {
         // A result that replaces the only one of another commit mixes nothing.
         fs::write(from.path().join(format!("{}.json", names[0])), &other).unwrap();
         take(from.path(), &to, false).unwrap();
-        for (name, text) in [("template.md", "<!-- results -->\n"), ("causes.json", "{}")] {
+        for (name, text) in [(TEMPLATE, "<!-- results -->\n"), (CAUSES, "{}"), (ENTRIES, "[]")] {
             fs::write(to.join(name), text).unwrap();
         }
-        let first = || pages(documents.path()).map(|pages| pages[0].1.clone());
+        let readme = root.path().join("README.md");
+        fs::write(readme, "<!-- results -->\n<!-- /results -->\n").unwrap();
+        let first = || pages(root.path()).map(|pages| pages[0].1.clone());
         assert!(!first().unwrap().contains("several commits"));
         fs::write(to.join(format!("{}.json", names[2])), &one).unwrap();
         assert!(first().unwrap().contains("several commits"));

@@ -5,6 +5,9 @@ use serde::Serialize;
 use super::rounds::Rounds;
 use super::stats::{self, Interval, geometric_mean, median, pick};
 
+/// Begins the end of a row's name if Ebb failed in a round.
+pub const FAILED: &str = "Ebb failed";
+
 /// One row of a benchmark, as `docs/benchmarks.md` describes it.
 #[derive(Serialize)]
 pub struct Row {
@@ -140,7 +143,7 @@ impl Row {
         let of = self.rounds_of[0].figures().len() + failed;
         let what = match failed {
             0 => self.what,
-            _ => format!("{}; Ebb failed {failed} of {of} times", self.what),
+            _ => format!("{}; {FAILED} {failed} of {of} times", self.what),
         };
         Row { what, failed, ..self }
     }

@@ -5,8 +5,8 @@ use std::fmt::Write;
 use anyhow::{Context, ensure};
 
 use super::Causes;
-use super::taken::{Row, Taken};
-use crate::bench::{Interval, short};
+use super::row::{Row, escape};
+use super::taken::Taken;
 
 /// Line of the template that the summary replaces.
 const PLACE: &str = "<!-- results -->\n";
@@ -64,7 +64,7 @@ impl Page<'_> {
             count(None)
         );
         for (taken, row) in &goals {
-            let [what, ebb, against, ratio, _, goal] = cells(row);
+            let [what, ebb, against, ratio, _, goal] = row.cells();
             let name = &taken.name;
             let _ = writeln!(
                 text,
@@ -90,7 +90,7 @@ impl Page<'_> {
     fn machines(&self) -> Vec<(String, Vec<&str>)> {
         let mut found: Vec<(String, Vec<&str>)> = Vec::new();
         for taken in self.all {
-            let origin = origin(taken);
+            let origin = taken.origin();
             match found.iter_mut().find(|(other, _)| *other == origin) {
                 Some((_, names)) => names.push(&taken.name),
                 None => found.push((origin, vec![&taken.name])),
@@ -117,7 +117,7 @@ impl Page<'_> {
             "# {name}\n\n`cargo xtask results` generates this page from [{name}.json]({name}.json). \
              [benchmarks.md](../benchmarks.md#results) explains the columns and how it was measured.\n\n\
              {} Seed {}.\n\n",
-            origin(taken),
+            taken.origin(),
             taken.seed
         );
         if taken.has_picture {
@@ -133,7 +133,7 @@ impl Page<'_> {
         let mut rows: Vec<&Row> = taken.rows.iter().collect();
         rows.sort_by_key(rank);
         for row in rows {
-            let _ = writeln!(text, "| {} |", cells(row).join(" | "));
+            let _ = writeln!(text, "| {} |", row.cells().join(" | "));
         }
         text += "\n";
         for note in &taken.notes {
@@ -176,84 +176,16 @@ impl Page<'_> {
     }
 }
 
-/// Describes the origin of results: the machine, what ran on it, the commit and the date.
-fn origin(taken: &Taken) -> String {
-    let machine = &taken.identity.machine;
-    format!(
-        "{}, {} cores, {} GiB, Linux {}, {} under {}; commit {}, {}.",
-        machine.cpu,
-        machine.cores,
-        machine.memory_gib,
-        machine.kernel,
-        taken.identity.qemu,
-        machine.accelerator,
-        taken.identity.commit,
-        taken.date
-    )
-}
-
-/// Returns the cells of a row: what, Ebb's figure, the other side, the ratio, the rounds, the goal.
-fn cells(row: &Row) -> [String; 6] {
-    let unit = if row.unit.is_empty() { String::new() } else { format!(" {}", row.unit) };
-    let figure = |figure: Option<f64>, interval: Option<Interval>| match figure {
-        Some(figure) => format!("{}{unit}{}", short(figure), between(interval)),
-        None => "-".into(),
-    };
-    let against = row.against.as_ref().map_or_else(String::new, |against| {
-        format!("{}, {}", escape(against), figure(row.other, row.other_ci))
-    });
-    let ratio = row.ratio.map(|ratio| format!("{}{}", short(ratio), between(row.ratio_ci)));
-    let goal = row.goal.as_ref().map(|goal| match row.met {
-        Some(true) => format!("{goal}: met"),
-        Some(false) => format!("{goal}: **missed**"),
-        None => format!("{goal}: undecided"),
-    });
-    [
-        escape(&row.what),
-        figure(row.ebb, row.ebb_ci),
-        against,
-        ratio.unwrap_or_default(),
-        row.rounds.to_string(),
-        goal.unwrap_or_default(),
-    ]
-}
-
-fn between(interval: Option<Interval>) -> String {
-    interval.map_or_else(String::new, |[low, high]| format!(" ({} to {})", short(low), short(high)))
-}
-
-fn escape(text: &str) -> String {
-    text.replace('|', "\\|").replace('\n', " ")
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::taken::tests::example;
     use super::*;
-
-    fn taken() -> Taken {
-        let row = |what: &str, met: Option<bool>| {
-            serde_json::json!({
-                "what": what, "unit": "s", "ebb": 1.0, "other": 2.0, "against": "a|b",
-                "ratio": 0.5, "goal": "<= 0.6", "met": met, "ebb_ci": [0.9, 1.1],
-                "other_ci": null, "ratio_ci": [0.4, 0.7], "rounds": 5, "undecided": met.is_none()
-            })
-        };
-        let json = serde_json::json!({
-            "name": "x", "commit": "c0ffee", "qemu": "QEMU 7", "programs": "0", "quick": false,
-            "machine": {
-                "cpu": "a CPU", "kernel": "6.18", "cores": 2, "memory_gib": 24, "accelerator": "TCG"
-            },
-            "date": "2026-11-24", "seed": 7, "notes": ["one\ntwo"],
-            "rows": [row("first", None), row("second one", Some(false)), row("third", Some(true))]
-        });
-        Taken::parse(&json.to_string()).unwrap()
-    }
 
     fn page(causes: &str) -> anyhow::Result<(String, Vec<(String, String)>)> {
         let causes: Causes = serde_json::from_str(causes).unwrap();
         let template = format!("before\n{PLACE}after\n");
         let names = ["x".to_owned(), "y".to_owned()];
-        let (all, names) = (&[taken()], &names);
+        let (all, names) = (&[example()], &names);
         let page = Page { template: &template, causes: &causes, all, names, is_mixed: false };
         Ok((page.text()?, page.details()))
     }
@@ -294,16 +226,5 @@ mod tests {
     fn a_cause_of_no_row_is_an_error() {
         let error = page(r#"{"x": {"fourth": "slow"}}"#).unwrap_err().to_string();
         assert!(error.contains("fourth"), "{error}");
-    }
-
-    #[test]
-    fn quick_runs_and_changed_trees_are_no_results() {
-        assert!(taken().is_result().is_ok());
-        let mut quick = taken();
-        quick.identity.quick = true;
-        assert!(quick.is_result().is_err());
-        let mut changed = taken();
-        changed.identity.commit += "+";
-        assert!(changed.is_result().is_err());
     }
 }

@@ -3,7 +3,8 @@
 use anyhow::ensure;
 use serde::{Deserialize, Serialize};
 
-use crate::bench::{Identity, Interval};
+use super::row::Row;
+use crate::bench::Identity;
 
 /// Results of a benchmark. `docs/benchmarks.md` explains them.
 #[derive(Serialize, Deserialize)]
@@ -18,24 +19,6 @@ pub struct Taken {
     /// Whether there is a picture beside the JSON.
     #[serde(skip)]
     pub has_picture: bool,
-}
-
-#[derive(Serialize, Deserialize)]
-pub struct Row {
-    pub what: String,
-    pub unit: String,
-    /// Ebb's figure; null if nothing was measured.
-    pub ebb: Option<f64>,
-    pub other: Option<f64>,
-    pub against: Option<String>,
-    pub ratio: Option<f64>,
-    pub goal: Option<String>,
-    pub met: Option<bool>,
-    pub ebb_ci: Option<Interval>,
-    pub other_ci: Option<Interval>,
-    pub ratio_ci: Option<Interval>,
-    pub rounds: usize,
-    pub undecided: bool,
 }
 
 impl Taken {
@@ -55,6 +38,20 @@ impl Taken {
         Ok(serde_json::to_string_pretty(self)? + "\n")
     }
 
+    /// Describes the machine, and what ran on it.
+    pub fn machine(&self) -> String {
+        let Identity { machine, qemu, .. } = &self.identity;
+        format!(
+            "{}, {} cores, {} GiB, Linux {}, {qemu} under {}",
+            machine.cpu, machine.cores, machine.memory_gib, machine.kernel, machine.accelerator
+        )
+    }
+
+    /// Describes the origin of the results: the machine, what ran on it, the commit and the date.
+    pub fn origin(&self) -> String {
+        format!("{}; commit {}, {}.", self.machine(), self.identity.commit, self.date)
+    }
+
     /// Checks that the results may stand in the documents.
     ///
     /// # Errors
@@ -68,9 +65,29 @@ impl Taken {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use crate::bench::tests::written;
+
+    /// Returns results of a benchmark `x` against `a|b`, with a row of each verdict.
+    pub fn example() -> Taken {
+        let row = |what: &str, met: Option<bool>| {
+            serde_json::json!({
+                "what": what, "unit": "s", "ebb": 1.0, "other": 2.0, "against": "a|b",
+                "ratio": 0.5, "goal": "<= 0.6", "met": met, "ebb_ci": [0.9, 1.1],
+                "other_ci": null, "ratio_ci": [0.4, 0.7], "rounds": 5, "undecided": met.is_none()
+            })
+        };
+        let json = serde_json::json!({
+            "name": "x", "commit": "c0ffee", "qemu": "QEMU 7", "programs": "0", "quick": false,
+            "machine": {
+                "cpu": "a CPU", "kernel": "6.18", "cores": 2, "memory_gib": 24, "accelerator": "TCG"
+            },
+            "date": "2026-11-24", "seed": 7, "notes": ["one\ntwo"],
+            "rows": [row("first", None), row("second one", Some(false)), row("third", Some(true))]
+        });
+        Taken::parse(&json.to_string()).unwrap()
+    }
 
     /// Whatever a benchmark writes can be read, also missing figures and figures that are no
     /// number.
@@ -87,5 +104,16 @@ mod tests {
         }
         let sometimes = written(&[1.0, 2.0, 3.0, 1.0, 2.0], &[0.0, 0.0, 1.0, 0.0, 0.0]);
         assert_eq!(Taken::parse(&sometimes).unwrap().rows[0].ratio_ci, None);
+    }
+
+    #[test]
+    fn quick_runs_and_changed_trees_are_no_results() {
+        assert!(example().is_result().is_ok());
+        let mut quick = example();
+        quick.identity.quick = true;
+        assert!(quick.is_result().is_err());
+        let mut changed = example();
+        changed.identity.commit += "+";
+        assert!(changed.is_result().is_err());
     }
 }
