@@ -232,8 +232,11 @@ impl Frames {
     /// Called after words were locked for a moment: if a touch was marked in that moment
     /// (`wanted`), wakes it, and it faults again.
     pub(crate) fn after(&self, wanted: bool, frames: FrameRange) {
+        if !wanted {
+            return;
+        }
         // A huge frame's one word covers all regions that meet in it.
-        for part in self.ram.parts(frames).filter(|_| wanted) {
+        for part in self.ram.parts(frames) {
             self.report("wake", self.wake(part));
         }
     }

@@ -38,7 +38,6 @@ impl Frames {
         self.ram.region_of(gfn).map_or(1, |region| huge.min(region.frames().end().0 - gfn.0))
     }
 
-    /// The part of the frame's huge frame that is RAM of the same region.
     /// Cuts a range where a region of RAM ends. What is no RAM stays in one piece.
     pub(crate) fn in_regions(&self, frames: FrameRange) -> impl Iterator<Item = FrameRange> {
         let mut start = frames.start;
@@ -51,6 +50,7 @@ impl Frames {
         })
     }
 
+    /// The part of the frame's huge frame that is RAM of the same region.
     pub(crate) fn part_in_ram(&self, gfn: Gfn) -> FrameRange {
         let huge = FrameRange::huge(gfn.huge());
         let region = self.ram.region_of(gfn).map_or(huge, Region::frames);
