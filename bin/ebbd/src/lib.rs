@@ -36,9 +36,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use self::commands::{disk, memory};
 use self::helpers::{console, injector, relay};
 use self::host::{pool, pool_keeper, pressure_watch, recovery, registry, swap_dir};
-use self::model::monitoring;
 use self::model::record::{ForgetBy, Settings};
 use self::model::site::Site;
+use self::model::{monitoring, task};
 use self::rest::{http, server};
 use self::serve::swap_room;
 use self::support::{log, private_socket, privileges};
@@ -128,7 +128,7 @@ fn run() -> anyhow::Result<()> {
         Some(memory::COMMAND) => memory::main(std::env::args().skip(2)),
         Some(console::COMMAND) => console::main(std::env::args().skip(2)),
         Some(relay::COMMAND) => relay::main(std::env::args().skip(2)),
-        Some(process::COMMAND) => process::main(),
+        Some(task::COMMAND) => process::main(),
         _ => serve(&Arguments::parse()),
     }
 }
@@ -137,7 +137,7 @@ fn run() -> anyhow::Result<()> {
 /// `/proc/self/exe`, which such lists show as `exe`.
 fn name_process(command: &str) {
     let name = match command {
-        process::COMMAND => c"ebbd-vm",
+        task::COMMAND => c"ebbd-vm",
         injector::COMMAND => c"ebbd-inject",
         console::COMMAND => c"ebb-console",
         relay::COMMAND => c"ebbd-relay",

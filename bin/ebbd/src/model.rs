@@ -14,6 +14,7 @@ pub mod summary;
 pub mod swap_rule;
 pub mod task;
 pub mod tiers;
+pub mod vm_routes;
 
 /// Largest size of memory, in bytes.
 const BYTES_MAX: u64 = 1 << 52;

@@ -2,13 +2,14 @@
 //! part of the REST interface. It needs no other process of Ebb's for that. See
 //! `docs/decisions/0044-*`.
 
+mod answer;
 mod begin;
 mod serving;
 mod start_qemu;
 mod tiers;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
-use std::io::{self, Write};
+use std::io;
 use std::panic::{self, PanicHookInfo};
 use std::thread;
 use std::time::Instant;
@@ -17,14 +18,12 @@ use anyhow::Context;
 use ebb_api::route;
 use ebb_pager::panic_text;
 
+use self::answer::say;
 use self::serving::Service;
 use crate::model::api_error::failed;
 use crate::model::task::{Task, TaskResult};
 use crate::support::{log, privileges};
 use crate::system::process_lock;
-
-/// The subcommand on `ebbd`'s command line.
-pub const COMMAND: &str = "vm";
 
 /// Runs the process: reads a [`Task`] from standard input, and answers [`TaskResult`] on standard
 /// output.
@@ -80,12 +79,4 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
 
 fn is_child_of(parent: u32) -> bool {
     rustix::process::getppid().is_some_and(|pid| pid.as_raw_pid().unsigned_abs() == parent)
-}
-
-/// Writes the answer to standard output.
-fn say(result: &TaskResult) -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
-    serde_json::to_writer(&mut out, result)?;
-    out.write_all(b"\n")?;
-    Ok(out.flush()?)
 }

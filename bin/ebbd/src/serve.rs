@@ -2,5 +2,4 @@
 
 pub mod disks;
 pub mod growth;
-pub mod places;
 pub mod swap_room;

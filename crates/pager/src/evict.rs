@@ -7,6 +7,7 @@
 pub mod evicted;
 pub mod eviction;
 pub mod frames_in_use;
+mod room;
 mod spare;
 pub mod write_back;
 

@@ -28,7 +28,7 @@ pub use ebb_digest::{Digest, DigestKey};
 pub use evict::Evictor;
 pub use evict::evicted::Evicted;
 pub use fault::installer::Installer;
-pub use fault::room::LimitRoom;
+pub use fault::room::{LimitRoom, OpenGate};
 pub use fault::sentry::Sentry;
 pub use fault::server::{FaultServer, Restored};
 pub use fault::sharer::{Sharer, Sharing};

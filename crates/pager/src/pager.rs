@@ -135,7 +135,7 @@ impl Pager {
     }
 
     /// Room below the VM's limit.
-    pub fn room(&self) -> &LimitRoom {
+    pub fn room(&self) -> &Arc<LimitRoom> {
         &self.room
     }
 

@@ -48,30 +48,145 @@ fn run_sends_absolute_paths_and_the_working_directory() {
     assert_eq!(request.body["mode"], Value::Null);
 }
 
-#[test]
-fn each_command_asks_for_what_it_says() {
-    let report = json!({ "bytes": 4 << 20, "blocks": 1, "duration_ns": 1_500_000, "scan_ns": 1000,
+/// Runs a command beside a daemon that gives this answer. Checks what it asks for, and what it
+/// prints.
+fn asks(line: &str, request: &str, body: &Value, answer: &Value, expected: &str) {
+    let dir = Dir::new();
+    let daemon = dir.daemon(Answer::json(200, answer));
+    let ran = ebb(dir.path(), line);
+    assert_eq!(ran.code, Some(0), "{line}: {}", ran.stderr);
+    assert!(ran.stdout.contains(expected), "{line}: {}", ran.stdout);
+    let asked = daemon.request();
+    assert_eq!((asked.line, &asked.body), (format!("{request} HTTP/1.1"), body), "{line}");
+}
+
+fn a_reclaim() -> Value {
+    json!({ "bytes": 4 << 20, "blocks": 1, "duration_ns": 1_500_000, "scan_ns": 1000,
         "stopped_by": "asked for amount reached",
-        "skipped": { "in_use": 0, "already_empty": 0, "cancelled": 0 } });
-    let auto = json!({ "on": true, "interval_ms": 5000, "keep_bytes": 0, "last": report });
-    let under_pressure = json!({ "on": true, "when": "pressure", "interval_ms": 5000,
-        "below_percent": 5, "keep_bytes": 0, "last": null, "pressure": { "seen_by": "PSI",
-            "rounds": 2, "why": "host: available 1 GiB below 2 GiB", "age_s": 7 } });
-    let evict = json!({ "saved_bytes": 4096, "saved_frames": 1, "abandoned": 0, "duration_ns": 9,
-        "stopped_by": "asked for amount reached" });
-    let resize = json!({ "bytes": 1u64 << 30, "wanted_bytes": 1u64 << 30, "node": 1,
-        "mechanism": "virtio_mem", "reason": "nothing else knows of NUMA nodes",
-        "state": "reached", "least_bytes": null, "taken_bytes": 1u64 << 30, "emptied_bytes": 0,
-        "returned_bytes": 0, "purges": 0, "duration_ns": 1_500_000,
-        "stopped_by": "the target was reached" });
-    let stays = json!({ "bytes": 1u64 << 30, "wanted_bytes": 1u64 << 30, "node": null,
-        "mechanism": "virtio_mem", "reason": "it stays as it is", "state": "off",
-        "least_bytes": null, "taken_bytes": 0, "emptied_bytes": 0, "returned_bytes": 0,
-        "purges": 0, "duration_ns": 0, "stopped_by": "there was no target" });
+        "skipped": { "in_use": 0, "already_empty": 0, "cancelled": 0 } })
+}
+
+#[test]
+fn commands_that_take_memory_or_give_it_back_ask_for_what_they_say() {
+    let mut limit = a_status()["limit"].clone();
+    for (field, mib) in [("bytes", 200u64), ("high_bytes", 190), ("low_bytes", 180)] {
+        limit[field] = json!(mib << 20);
+    }
+    asks(
+        "limit web 200M --low 180M",
+        "PUT /v1/vms/web/limit",
+        &json!({ "bytes": 200 << 20, "low_bytes": 180 << 20, "high_bytes": null }),
+        &limit,
+        "200 MiB: evicted down to 180 MiB, faults wait above 190 MiB",
+    );
+    asks("list", "GET /v1/vms", &Value::Null, &json!([]), "no VM is managed");
+    asks(
+        "reclaim web --bytes 4M",
+        "POST /v1/vms/web/reclaim",
+        &json!({ "bytes": 4 << 20 }),
+        &a_reclaim(),
+        "reclaimed 4 MiB in 1 blocks",
+    );
+    asks(
+        "evict web --bytes 4K",
+        "POST /v1/vms/web/evict",
+        &json!({ "bytes": 4096 }),
+        &json!({ "saved_bytes": 4096, "saved_frames": 1, "abandoned": 0, "duration_ns": 9,
+            "stopped_by": "asked for amount reached" }),
+        "evicted 4 KiB in 1 frames",
+    );
+    asks(
+        "detach web",
+        "DELETE /v1/vms/web",
+        &Value::Null,
+        &json!({ "restored_bytes": 4 << 20, "duration_ns": 2_000_000 }),
+        "4 MiB brought back in 2 ms",
+    );
+}
+
+#[test]
+fn automatic_reclaim_is_asked_for_as_it_is_said() {
+    asks(
+        "auto web on --interval 5s",
+        "PUT /v1/vms/web/auto",
+        &json!({ "on": true, "interval_ms": 5000, "keep_bytes": null }),
+        &json!({ "on": true, "interval_ms": 5000, "keep_bytes": 0, "last": a_reclaim() }),
+        "on, every 5 s, keeps 0 B free",
+    );
+    asks(
+        "auto web on --when pressure --below 5%",
+        "PUT /v1/vms/web/auto",
+        &json!({ "on": true, "when": "pressure", "interval_ms": null, "below_percent": 5,
+            "keep_bytes": null }),
+        &json!({ "on": true, "when": "pressure", "interval_ms": 5000, "below_percent": 5,
+            "keep_bytes": 0, "last": null, "pressure": { "seen_by": "PSI", "rounds": 2,
+                "why": "host: available 1 GiB below 2 GiB", "age_s": 7 } }),
+        "2 rounds, the last 7 s ago: host: available 1 GiB below 2 GiB",
+    );
+    asks(
+        "auto web off --below 1G",
+        "PUT /v1/vms/web/auto",
+        &json!({ "on": false, "interval_ms": null, "below_bytes": 1u64 << 30, "keep_bytes": null }),
+        &json!({ "on": false, "interval_ms": 5000, "keep_bytes": 0, "last": null }),
+        "off",
+    );
+    asks("auto web", "GET /v1/vms/web", &Value::Null, &a_status(), "web: automatic reclaim\n");
+}
+
+#[test]
+fn a_size_is_asked_for_as_it_is_said() {
+    asks(
+        "resize web 1G --node 1 --by virtio-mem",
+        "PUT /v1/vms/web/size",
+        &json!({ "bytes": 1u64 << 30, "node": 1, "by": "virtio_mem", "on_violation": null }),
+        &json!({ "bytes": 1u64 << 30, "wanted_bytes": 1u64 << 30, "node": 1,
+            "mechanism": "virtio_mem", "reason": "nothing else knows of NUMA nodes",
+            "state": "reached", "least_bytes": null, "taken_bytes": 1u64 << 30, "emptied_bytes": 0,
+            "returned_bytes": 0, "purges": 0, "duration_ns": 1_500_000,
+            "stopped_by": "the target was reached" }),
+        "has 1 GiB on node 1, target 1 GiB",
+    );
+    asks(
+        "resize web off",
+        "PUT /v1/vms/web/size",
+        &json!({ "bytes": null, "node": null, "by": null, "on_violation": null }),
+        &json!({ "bytes": 1u64 << 30, "wanted_bytes": 1u64 << 30, "node": null,
+            "mechanism": "virtio_mem", "reason": "it stays as it is", "state": "off",
+            "least_bytes": null, "taken_bytes": 0, "emptied_bytes": 0, "returned_bytes": 0,
+            "purges": 0, "duration_ns": 0, "stopped_by": "there was no target" }),
+        "web stays at 1 GiB: there was no target\n",
+    );
+}
+
+#[test]
+fn commands_of_the_pool_and_of_tiers_ask_for_what_they_say() {
     let pool = json!({ "bytes": 4u64 << 30, "shares_bytes": 1u64 << 30, "free_bytes": 3u64 << 30,
         "vms": [{ "name": "web", "share_bytes": 1u64 << 30, "lower_bytes": 512 << 20,
             "upper_bytes": 1280 << 20, "hot_bytes": null, "held_bytes": 800 << 20,
             "goal_bytes": 1u64 << 30, "limit_bytes": 1u64 << 30 }] });
+    asks(
+        "share web 1G --lower 50",
+        "PUT /v1/vms/web/share",
+        &json!({ "bytes": 1u64 << 30, "lower_percent": 50, "upper_percent": null }),
+        &pool,
+        "web   1 GiB  512 MiB",
+    );
+    asks(
+        "pool 4G",
+        "PUT /v1/pool",
+        &json!({ "bytes": 4u64 << 30 }),
+        &pool,
+        "pool of 4 GiB: 1 GiB in shares, 3 GiB unassigned",
+    );
+    asks("pool", "GET /v1/pool", &Value::Null, &pool, "unknown  800 MiB");
+    asks(
+        "calibrate",
+        "POST /v1/calibration",
+        &Value::Null,
+        &json!({ "tiers": [{ "tier": "file", "read_ns": 80000, "write_ns": 9000 }],
+            "read_weight": 2, "write_weight": 3 }),
+        "80 us to read a page, 9 us to write one",
+    );
     let heat = json!({ "monitoring": true, "windows_done": 3, "windows": 8, "failed": null,
         "figures": { "age_s": 7, "windows": 8, "duration_ms": 5000, "tracker": "vmm_table",
             "tracker_reason": "its guest is not trusted", "host_needs": "nothing",
@@ -80,110 +195,6 @@ fn each_command_asks_for_what_it_says() {
             "tables_pruned": 0, "marks_cleared": 1, "is_truncated": false,
             "degrees": [{ "degree": 8, "bytes": 4096 }], "block_bytes": 2 << 20, "regions": [
                 { "start": 0, "blocks": [{ "degree": 6.5, "used_bytes": 0, "hot_bytes": 0 }] }] } });
-    let detach = json!({ "restored_bytes": 4 << 20, "duration_ns": 2_000_000 });
-    let mut limit = a_status()["limit"].clone();
-    for (field, mib) in [("bytes", 200u64), ("high_bytes", 190), ("low_bytes", 180)] {
-        limit[field] = json!(mib << 20);
-    }
-    for (line, request, body, answer, expected) in [
-        (
-            "limit web 200M --low 180M",
-            "PUT /v1/vms/web/limit",
-            json!({ "bytes": 200 << 20, "low_bytes": 180 << 20, "high_bytes": null }),
-            limit,
-            "200 MiB: evicted down to 180 MiB, faults wait above 190 MiB",
-        ),
-        ("list", "GET /v1/vms", Value::Null, json!([]), "no VM is managed"),
-        (
-            "reclaim web --bytes 4M",
-            "POST /v1/vms/web/reclaim",
-            json!({ "bytes": 4 << 20 }),
-            report.clone(),
-            "reclaimed 4 MiB in 1 blocks",
-        ),
-        (
-            "auto web on --interval 5s",
-            "PUT /v1/vms/web/auto",
-            json!({ "on": true, "interval_ms": 5000, "keep_bytes": null }),
-            auto,
-            "on, every 5 s, keeps 0 B free",
-        ),
-        (
-            "auto web on --when pressure --below 5%",
-            "PUT /v1/vms/web/auto",
-            json!({ "on": true, "when": "pressure", "interval_ms": null, "below_percent": 5,
-                "keep_bytes": null }),
-            under_pressure,
-            "2 rounds, the last 7 s ago: host: available 1 GiB below 2 GiB",
-        ),
-        (
-            "auto web off --below 1G",
-            "PUT /v1/vms/web/auto",
-            json!({ "on": false, "interval_ms": null, "below_bytes": 1u64 << 30,
-                "keep_bytes": null }),
-            json!({ "on": false, "interval_ms": 5000, "keep_bytes": 0, "last": null }),
-            "off",
-        ),
-        ("auto web", "GET /v1/vms/web", Value::Null, a_status(), "web: automatic reclaim\n"),
-        (
-            "resize web 1G --node 1 --by virtio-mem",
-            "PUT /v1/vms/web/size",
-            json!({ "bytes": 1u64 << 30, "node": 1, "by": "virtio_mem", "on_violation": null }),
-            resize,
-            "has 1 GiB on node 1, target 1 GiB",
-        ),
-        (
-            "resize web off",
-            "PUT /v1/vms/web/size",
-            json!({ "bytes": null, "node": null, "by": null, "on_violation": null }),
-            stays,
-            "web stays at 1 GiB: there was no target\n",
-        ),
-        (
-            "heat web --json",
-            "POST /v1/vms/web/heat",
-            json!({ "fresh": false }),
-            heat,
-            "\"degree\": 6.5",
-        ),
-        (
-            "share web 1G --lower 50",
-            "PUT /v1/vms/web/share",
-            json!({ "bytes": 1u64 << 30, "lower_percent": 50, "upper_percent": null }),
-            pool.clone(),
-            "web   1 GiB  512 MiB",
-        ),
-        (
-            "pool 4G",
-            "PUT /v1/pool",
-            json!({ "bytes": 4u64 << 30 }),
-            pool.clone(),
-            "pool of 4 GiB: 1 GiB in shares, 3 GiB unassigned",
-        ),
-        ("pool", "GET /v1/pool", Value::Null, pool, "unknown  800 MiB"),
-        (
-            "calibrate",
-            "POST /v1/calibration",
-            Value::Null,
-            json!({ "tiers": [{ "tier": "file", "read_ns": 80000, "write_ns": 9000 }],
-                "read_weight": 2, "write_weight": 3 }),
-            "80 us to read a page, 9 us to write one",
-        ),
-        (
-            "evict web --bytes 4K",
-            "POST /v1/vms/web/evict",
-            json!({ "bytes": 4096 }),
-            evict,
-            "evicted 4 KiB in 1 frames",
-        ),
-        ("detach web", "DELETE /v1/vms/web", Value::Null, detach, "4 MiB brought back in 2 ms"),
-    ] {
-        let dir = Dir::new();
-        let daemon = dir.daemon(Answer::json(200, &answer));
-        let ran = ebb(dir.path(), line);
-        assert_eq!(ran.code, Some(0), "{line}: {}", ran.stderr);
-        assert!(ran.stdout.contains(expected), "{line}: {}", ran.stdout);
-        let asked = daemon.request();
-        assert_eq!((asked.line, asked.body), (format!("{request} HTTP/1.1"), body), "{line}");
-    }
+    let fresh = json!({ "fresh": false });
+    asks("heat web --json", "POST /v1/vms/web/heat", &fresh, &heat, "\"degree\": 6.5");
 }

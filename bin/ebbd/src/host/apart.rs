@@ -2,6 +2,8 @@
 
 use std::io;
 
+use ebb_api::VmName;
+
 /// Runs work that takes long, and returns its result.
 ///
 /// # Errors
@@ -10,7 +12,7 @@ pub async fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static)
     tokio::task::spawn_blocking(work).await.map_err(io::Error::other)
 }
 
-/// Runs work that takes long. If it panics, an error is logged.
-pub(super) async fn apart_or_log(work: impl FnOnce() + Send + 'static) {
-    apart(work).await.unwrap_or_else(|error| tracing::error!("{error}"));
+/// Runs work for the VM `name` that takes long. If it panics, an error is logged.
+pub(super) async fn apart_or_log(name: &VmName, work: impl FnOnce() + Send + 'static) {
+    apart(work).await.unwrap_or_else(|error| tracing::error!("{name}: {error}"));
 }

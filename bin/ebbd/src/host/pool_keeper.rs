@@ -20,7 +20,7 @@ use super::registry::Daemon;
 use crate::model::api_error::{Answer, ApiError, failed, not_allowed, unsaved};
 use crate::model::figures::VmFigures;
 use crate::model::share::Share;
-use crate::rest::vm_server::{POOL_LIMIT, POOL_SHARE};
+use crate::model::vm_routes::{POOL_LIMIT, POOL_SHARE};
 
 /// Interval between two checks of what VMs need.
 const EVERY: Duration = Duration::from_secs(1);

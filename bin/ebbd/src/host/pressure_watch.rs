@@ -22,7 +22,7 @@ use super::asking::ask;
 use super::registry::Daemon;
 use crate::model::api_error::{Answer, failed};
 use crate::model::host_pressure::{PressureNotice, Watched};
-use crate::rest::vm_server::HOST_PRESSURE;
+use crate::model::vm_routes::HOST_PRESSURE;
 use crate::system::host_memory::HostReader;
 
 /// Interval between two looks at the host's memory, if the kernel tells nothing meanwhile.
@@ -74,8 +74,8 @@ struct Watcher {
 struct Vm {
     pressure: HostPressure,
     /// When it heard of the host last.
-    told: Option<Duration>,
-    /// What it was told, and has not answered yet.
+    heard: Option<Duration>,
+    /// The notice that it has not answered yet.
     open: Option<Open>,
     /// Whether its last round took longer than others were to wait. It is asked last then.
     is_late: bool,
@@ -98,13 +98,13 @@ struct Shortage {
 }
 
 impl Vm {
-    /// Returns whether it is to be told now: `why` it is to reclaim, or only that its host is
+    /// Returns whether it is to get a notice now: `why` it is to reclaim, or only that its host is
     /// watched. The latter ends the pressure for it, so it is never said in place of the former.
     fn is_due(&self, watched: &Watched, why: Option<&str>, now: Duration) -> bool {
-        let is_silent = |told| now.saturating_sub(told) >= SILENCE_MOST;
+        let is_silent = |heard| now.saturating_sub(heard) >= SILENCE_MOST;
         let is_time = match why {
             Some(_) => self.pressure.is_due(now),
-            None => !watched.is_told || self.told.is_none_or(is_silent),
+            None => !watched.is_aware || self.heard.is_none_or(is_silent),
         };
         is_time && watched.answers && self.open.is_none()
     }
@@ -136,11 +136,17 @@ impl Watcher {
         if asking.is_empty() && self.shortage.is_none() {
             return Ok(());
         }
-        let mut memory = self.read(stalled).await?;
-        self.note(&memory, &asking);
+        let memory = self.read(stalled).await?;
+        let judge = |(name, watched): &(VmName, Watched)| self.judge(name, watched, &memory);
+        let judged: Vec<Option<String>> = asking.iter().map(judge).collect();
+        self.note(&memory, &judged);
         let (end, mut may_have_given) = (self.now() + LOOK_MOST, false);
-        for (name, watched) in &asking {
-            let why = self.judge(name, watched, &memory);
+        let mut newer: Option<HostMemory> = None;
+        for ((name, watched), why) in asking.iter().zip(judged) {
+            let why = match &newer {
+                Some(memory) => self.judge(name, watched, memory),
+                None => why,
+            };
             let vm = self.vms.entry(name.clone()).or_default();
             // What was given may have ended the stalls. The next look tells.
             let why = why.filter(|_| !may_have_given || !vm.pressure.is_by_stalls());
@@ -154,7 +160,7 @@ impl Watcher {
                 continue;
             }
             may_have_given |= self.request(name, why).await;
-            memory = self.read(false).await?;
+            newer = Some(self.read(false).await?);
         }
         Ok(())
     }
@@ -206,11 +212,10 @@ impl Watcher {
         self.vms.entry(name.clone()).or_default().pressure.look(memory, thresholds)
     }
 
-    /// Logs the beginning and the end of a shortage.
-    fn note(&mut self, memory: &HostMemory, asking: &[(VmName, Watched)]) {
+    /// Logs the beginning and the end of a shortage. `judged`: why each VM is to reclaim.
+    fn note(&mut self, memory: &HostMemory, judged: &[Option<String>]) {
         let now = self.now();
-        let whys = asking.iter().filter_map(|(name, vm)| self.judge(name, vm, memory));
-        let whys: Vec<String> = whys.collect();
+        let whys: Vec<&String> = judged.iter().flatten().collect();
         if let Some(why) = whys.first() {
             if self.shortage.is_none() {
                 let several = if whys.len() == 1 { "" } else { "s" };
@@ -248,7 +253,7 @@ impl Watcher {
         let vm = self.vms.entry(name.clone()).or_default();
         let is_request = notice.why.is_some();
         let answer = tokio::spawn(answer(self.daemon.clone(), name.clone(), notice));
-        (vm.told, vm.open) = (Some(now), Some(Open { is_request, answer }));
+        (vm.heard, vm.open) = (Some(now), Some(Open { is_request, answer }));
     }
 
     /// Notes what a VM has given on request.

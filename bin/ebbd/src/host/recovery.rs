@@ -104,7 +104,8 @@ fn await_start(daemon: &Daemon, name: VmName, directory: PathBuf, process: VmPro
         if !matches!(Record::load(&directory), Ok(None)) {
             return Supervisor::of(&daemon, name).begin(None);
         }
-        apart_or_log(move || daemon.forget(&name, &directory)).await;
+        let of = name.clone();
+        apart_or_log(&name, move || daemon.forget(&of, &directory)).await;
     });
 }
 

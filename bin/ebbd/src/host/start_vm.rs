@@ -37,7 +37,7 @@ async fn begin(daemon: &Daemon, name: VmName, work: Work) -> Answer<()> {
         }
         Ok((process, result)) => {
             // The process may still be clearing something away.
-            process.ended().await;
+            process.ended(&name).await;
             end(daemon, name, reserved).await;
             Err(match result {
                 TaskResult::Refused(refused) => refused,
@@ -51,15 +51,15 @@ async fn begin(daemon: &Daemon, name: VmName, work: Work) -> Answer<()> {
     }
 }
 
-async fn clear_away(reserved: Reserved) {
-    apart_or_log(move || reserved.clear_away()).await;
+async fn clear_away(name: &VmName, reserved: Reserved) {
+    apart_or_log(name, move || reserved.clear_away()).await;
 }
 
 /// Handles the end of a process that did not manage the VM: has the next one recover the VM, or end
 /// its detach, if it is on record. Else clears up.
 async fn end(daemon: &Daemon, name: VmName, reserved: Reserved) {
     match Record::load(&reserved.directory) {
-        Ok(None) => clear_away(reserved).await,
+        Ok(None) => clear_away(&name, reserved).await,
         _ => {
             Supervisor::of(daemon, name).begin(None);
             reserved.keep();

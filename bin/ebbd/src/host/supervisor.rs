@@ -20,7 +20,7 @@ use crate::model::figures::VmFigures;
 use crate::model::record::Record;
 use crate::model::site::api_socket;
 use crate::model::task::{TaskResult, Work};
-use crate::rest::vm_server::FIGURES;
+use crate::model::vm_routes::FIGURES;
 use crate::system::{cgroup, last_words};
 
 /// First pause. The process after one that ended starts at once. If that ends soon, too, the next
@@ -65,7 +65,7 @@ impl Supervisor {
     pub fn begin_after(self, process: VmProcess) {
         self.list(Stage::Recovering);
         tokio::spawn(async move {
-            process.ended().await;
+            process.ended(&self.name).await;
             self.run(None).await;
         });
     }
@@ -108,7 +108,7 @@ impl Supervisor {
         let listing = self.listing().ok().flatten();
         let following =
             listing.map(|listing| tokio::spawn(follow(self.directory.clone(), listing)));
-        let how = process.ended().await;
+        let how = process.ended(&self.name).await;
         following.into_iter().for_each(|task| task.abort());
         Ok(match Record::load(&self.directory)? {
             None => Served::Ended,
@@ -133,11 +133,11 @@ impl Supervisor {
                 Ok(process)
             }
             TaskResult::Over => {
-                process.ended().await;
+                process.ended(&self.name).await;
                 Err(Served::Ended)
             }
             TaskResult::Refused(why) => {
-                process.ended().await;
+                process.ended(&self.name).await;
                 Err(Served::Failed(why.to_string()))
             }
         })
@@ -166,12 +166,13 @@ impl Supervisor {
             daemon.note_end(&name, why);
         }
         // Blocks for long: this looks through processes.
+        let of = name.clone();
         let forget = move || {
-            daemon.forget(&name, &directory);
+            daemon.forget(&of, &directory);
             // The process was in the group of its VM until it ended.
             cgroup::clear_left(false);
         };
-        apart_or_log(forget).await;
+        apart_or_log(&name, forget).await;
     }
 }
 

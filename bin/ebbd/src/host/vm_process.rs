@@ -8,6 +8,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use ebb_api::VmName;
 use ebb_sys::process::Process;
 use ebb_sys::session;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,8 +17,7 @@ use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 use super::apart::apart;
-use crate::model::task::{Task, TaskResult, Work};
-use crate::process::COMMAND;
+use crate::model::task::{COMMAND, Task, TaskResult, Work};
 use crate::support::failpoint;
 use crate::system::process_lock;
 
@@ -61,8 +61,8 @@ impl VmProcess {
         Ok(holder.map(|process| VmProcess { process, child: None }))
     }
 
-    /// Waits until the process has ended. Returns how it ended, if that is known.
-    pub async fn ended(mut self) -> String {
+    /// Waits until the process of the VM `name` has ended. Returns how it ended, if that is known.
+    pub async fn ended(mut self, name: &VmName) -> String {
         let (ended, end) = oneshot::channel();
         let pidfd = self.process.as_fd().try_clone_to_owned();
         let waiting = pidfd.and_then(|pidfd| {
@@ -76,7 +76,7 @@ impl VmProcess {
         match waiting {
             Ok(_) => drop(end.await),
             Err(error) => {
-                tracing::warn!("process {}: {error}", self.process.pid());
+                tracing::warn!("{name}: waiting for its process: {error}");
                 while !self.process.has_ended().unwrap_or(false) {
                     sleep(LOOK_EVERY).await;
                 }

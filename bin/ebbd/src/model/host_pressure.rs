@@ -24,7 +24,7 @@ pub struct Watched {
     /// Whether something prevents reclaim.
     pub is_stuck: bool,
     /// Whether it knows that its host is watched.
-    pub is_told: bool,
+    pub is_aware: bool,
     /// Whether its process can be expected to answer now.
     pub answers: bool,
 }
@@ -44,7 +44,7 @@ impl Watched {
             },
             spare_bytes: free_bytes.saturating_sub(kept_bytes),
             is_stuck: auto.stuck.is_some(),
-            is_told: auto.pressure.as_ref().is_some_and(|told| told.seen_by.is_some()),
+            is_aware: auto.pressure.as_ref().is_some_and(|pressure| pressure.seen_by.is_some()),
             answers,
         })
     }
@@ -62,13 +62,13 @@ mod tests {
     #[test]
     fn only_vms_that_are_to_reclaim_under_pressure_are_watched() {
         let watched = Watched::of(&status(), true).expect("it is in this mode");
-        assert_eq!((watched.below, watched.is_told), (Below::Percent(10), true));
+        assert_eq!((watched.below, watched.is_aware), (Below::Percent(10), true));
         assert_eq!((watched.is_stuck, watched.answers), (false, true));
         let mut other = status();
         (other.auto.below_bytes, other.auto.pressure) = (Some(7), None);
         other.auto.stuck = Some("the guest is not trusted".into());
         let watched = Watched::of(&other, false).expect("it is in this mode");
-        assert_eq!((watched.below, watched.is_told), (Below::Bytes(7), false));
+        assert_eq!((watched.below, watched.is_aware), (Below::Bytes(7), false));
         assert_eq!((watched.is_stuck, watched.answers), (true, false));
         other.auto.when = ReclaimWhen::Interval;
         assert_eq!(Watched::of(&other, true), None);

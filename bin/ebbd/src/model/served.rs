@@ -15,6 +15,12 @@ pub struct ImageRecord {
 }
 
 impl ImageRecord {
+    /// The record of an image with this identity.
+    pub fn of(identity: Identity) -> ImageRecord {
+        let Identity { device, inode } = identity;
+        ImageRecord { device, inode }
+    }
+
     /// The identity, to compare with that of the opened image.
     pub fn identity(self) -> Identity {
         Identity { device: self.device, inode: self.inode }

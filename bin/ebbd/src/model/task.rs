@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 use super::api_error::ApiError;
 use super::site::Site;
 
+/// The subcommand of a VM's process, on `ebbd`'s command line.
+pub const COMMAND: &str = "vm";
+
 /// What a VM's process is to do.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Task {

@@ -5,6 +5,7 @@ use ebb_api::{
     RunRequest, VmName,
 };
 use ebb_reclaim::vprobe::MIN_ORDER_LOWEST;
+use ebb_served::SharedDisks;
 use ebb_sys::process::Process;
 use ebb_vm::launch::{self, Accelerator};
 use ebb_vm::{Qmp, handed, layout, takeover};
@@ -14,15 +15,16 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
 use std::thread::{self, JoinHandle};
 
-use super::start_qemu::{Started, qemu, start};
+use super::start_qemu::{Running, Started, qemu, start};
 use super::tiers::{self, Claimed};
 use crate::helpers::console;
 use crate::model::api_error::{Answer, ApiError, failed, not_allowed, unsaved};
 use crate::model::auto::Auto;
 use crate::model::record::{Record, Totals};
+use crate::model::served::GrowthRecord;
 use crate::model::site::Site;
 use crate::model::task::{Task, Work};
-use crate::serve::disks::{self, Disks, SharedDisks};
+use crate::serve::disks::{self, Disks};
 use crate::serve::growth::{self, Growth};
 use crate::serve::swap_room;
 use crate::support::life;
@@ -33,8 +35,8 @@ use crate::system::{cgroup, last_words, origin, starting};
 use crate::vm::attach::attach as attach_vm;
 use crate::vm::context::VmContext;
 use crate::vm::context::mailbox::Command;
+use crate::vm::ready::Ready;
 use crate::vm::recover::{NotRecovered, recover};
-use crate::vm::worker::Ready;
 use crate::vm::{detach, devices};
 
 /// A VM whose faults are served.
@@ -146,21 +148,11 @@ fn run(site: &Site, request: &RunRequest, directory: &Path) -> Answer<Begun> {
     let claimed = Claimed::file_of(tiers.as_ref())?;
     let backing = host_facts::backing(request.backing, request.memory_bytes)?;
     let plan = confine(site, request, directory, &claimed)?;
-    let images = disks::open(&request.disks).map_err(not_allowed)?;
-    disks::check(&images).map_err(not_allowed)?;
-    let shared = SharedDisks::new(&images, &request.disks, request.max_bytes())
-        .map_err(failed("a random key"))?;
     let records = growth::plan(request, &qemu(), plan.identity.clone());
-    let (served, devices) = as_vm_thread(|| {
-        let served = Disks::start(images, &shared, directory, request.cpus);
-        let served = served.map_err(failed("its disks"))?;
-        let devices = Growth::start(&records, directory, None);
-        Answer::Ok((served, devices.map_err(failed("its memory devices"))?))
-    })
-    .map_err(failed("its devices"))??;
+    let served = serve_devices(request, &records, directory)?;
     let logs = site.logs(&request.name);
     let directories = (directory, logs.as_deref().unwrap_or(directory));
-    let with = (&served, records.as_slice(), &plan);
+    let with = (&served.0, records.as_slice(), &plan);
     let mut started = start(request, backing.value, directories, with)?;
     let served_names = launch::served_names(request.disks.len(), records.len());
     let found = devices::of_new(&started.process, &mut started.qmp, &served_names)?;
@@ -182,7 +174,7 @@ fn run(site: &Site, request: &RunRequest, directory: &Path) -> Answer<Begun> {
         evicts: tiers.as_ref().is_some_and(|tiers| tiers.file.is_some()),
         limit_bytes: tiers.as_ref().and_then(|tiers| tiers.limit_bytes),
         disks: request.disks.clone(),
-        images: shared.images(),
+        images: disks::on_record(&served.0.shared),
         growth: records,
         cpus: request.cpus,
         swap: tiers.as_ref().and_then(|tiers| tiers.file.clone()).unwrap_or(known.swap),
@@ -191,27 +183,58 @@ fn run(site: &Site, request: &RunRequest, directory: &Path) -> Answer<Begun> {
     };
     let Started { children, process, ram, qmp } = started;
     let (pid, qemu_process) = (process.pid(), process.try_clone());
-    let with = (served, devices);
-    let ready = serve(attach_vm(process, ram, qmp, with, record, directory)?)?;
+    let ready = serve(attach_vm(process, ram, qmp, served, record, directory)?)?;
     // A mark that stays does no harm: the record has precedence.
     let _ = starting::unmark(directory);
-    let (mut qemu, qemu_process) = (None, qemu_process.map_err(failed("QEMU"))?);
+    let qemu_process = qemu_process.map_err(failed("QEMU"))?;
+    let noting = release(children, pid, plan.sandbox, (&request.name, directory));
+    let qemu = noting.map(|noting| OwnQemu { process: qemu_process, noting });
+    plan.keep();
+    claimed.keep();
+    Ok(Begun { ready, qemu })
+}
+
+/// Begins to serve the disks and the virtio-mem devices of a VM that is to be started.
+fn serve_devices(
+    request: &RunRequest,
+    records: &[GrowthRecord],
+    directory: &Path,
+) -> Answer<(Disks, Growth)> {
+    let images = disks::open(&request.disks).map_err(not_allowed)?;
+    SharedDisks::check(&images).map_err(not_allowed)?;
+    let shared = disks::share(&images, &request.disks, request.max_bytes());
+    let shared = shared.map_err(failed("a random key"))?;
+    let serving = as_vm_thread(|| {
+        let disks = Disks::start(images, &shared, directory, request.cpus);
+        let disks = disks.map_err(failed("its disks"))?;
+        let devices = Growth::start(records, directory, None);
+        Answer::Ok((disks, devices.map_err(failed("its memory devices"))?))
+    });
+    serving.map_err(failed("its devices"))?
+}
+
+/// Lets the started processes go on without this one. Returns the thread that notes how QEMU, which
+/// has the number `pid`, ends. `filters`: QEMU has set its own filter of system calls.
+fn release(
+    children: Vec<Running>,
+    pid: i32,
+    filters: bool,
+    (name, directory): (&VmName, &Path),
+) -> Option<JoinHandle<()>> {
+    let mut qemu = None;
     for child in children {
         let is_qemu = child.pid() == Some(pid);
-        let (name, at) = (request.name.clone(), directory.to_owned());
-        let filters = is_qemu && plan.sandbox;
+        let (name, at) = (name.clone(), directory.to_owned());
         let noting = child.release(move |ended| {
-            if let Some(why) = confine::filtered(pid, ended.signal()).filter(|_| filters) {
+            let why = confine::filtered(pid, ended.signal()).filter(|_| is_qemu && filters);
+            if let Some(why) = why {
                 tracing::error!("{why}");
                 last_words::leave(&at, &format!("{name}: {why}"));
             }
         });
         qemu = qemu.or(noting.filter(|_| is_qemu));
     }
-    let qemu = qemu.map(|noting| OwnQemu { process: qemu_process, noting });
-    plan.keep();
-    claimed.keep();
-    Ok(Begun { ready, qemu })
+    qemu
 }
 
 /// Decides what the VM's QEMU may do, makes the directory that it may use, and marks the start.

@@ -17,8 +17,8 @@ use ebb_pager::panic_text;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
+use super::answer::say;
 use super::begin::{Begun, OwnQemu};
-use super::say;
 use crate::model::site::api_socket;
 use crate::model::task::{Task, TaskResult};
 use crate::rest::http;
@@ -28,7 +28,8 @@ use crate::support::{log, private_socket, privileges};
 use crate::system::calibration::Calibrated;
 use crate::system::last_words;
 use crate::vm::publisher::Publisher;
-use crate::vm::worker::{Outcome, Ready};
+use crate::vm::ready::Ready;
+use crate::vm::worker::Outcome;
 
 /// Descriptors to spare: one for `ebbd`, which waits for figures, two for requests, and some for
 /// what the VM's worker opens at times. With fewer, a VM would be managed by a process that answers

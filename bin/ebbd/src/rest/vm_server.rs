@@ -23,18 +23,10 @@ use crate::model::api_error::{Answer, ApiError};
 use crate::model::figures::{VmFigures, millis, slow};
 use crate::model::host_pressure::PressureNotice;
 use crate::model::share::Share;
+use crate::model::vm_routes::{FIGURES, HOST_PRESSURE, POOL_LIMIT, POOL_SHARE};
 use crate::vm::context::mailbox::Command;
 use crate::vm::publisher::LatestFigures;
-use crate::vm::worker::Progress;
-
-/// GET with [`Since`]: newer [`VmFigures`]; no content: none came for 5 s.
-pub const FIGURES: &str = "/v1/figures";
-/// PUT a [`Share`], or null. Answers with the [`VmFigures`] after the change.
-pub const POOL_SHARE: &str = "/v1/pool-share";
-/// PUT a limit in bytes, or null. Answers with the [`VmFigures`] after the change.
-pub const POOL_LIMIT: &str = "/v1/pool-limit";
-/// PUT a [`PressureNotice`]. Answers with the bytes that were reclaimed.
-pub const HOST_PRESSURE: &str = "/v1/host-pressure";
+use crate::vm::ready::Progress;
 
 /// Longest wait until the worker begins with a request. A worker that takes longer is busy or waits
 /// for QEMU. A worker that evicts begins between two steps, each of which writes 16 MiB: that takes

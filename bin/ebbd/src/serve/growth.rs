@@ -8,23 +8,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::AcqRel;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 
 use ebb_api::RunRequest;
 use ebb_pager::{Pager, Sentry};
+use ebb_served::PagerDma;
 use ebb_sys::confine::Identity;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
-use ebb_vhost::{Access, Dma, DmaFault, Segment};
 use ebb_virtio_mem::{Device, Geometry, Guard, Memory, Options, StateFile, Touch};
 use ebb_virtio_mem_user::{Backend, Setup};
 use ebb_vm::handed;
 use ebb_vm::launch::{self, Served, growth_start};
-use vm_memory::GuestMemoryMmap;
 
 use crate::helpers::relay;
 use crate::model::served::GrowthRecord;
-use crate::serve::disks;
-use crate::serve::places::Places;
 
 /// QEMU's generic vhost-user device. Before QEMU 11 it has none that a user may add.
 const GENERIC_DEVICE: &str = "vhost-user-test-device-pci";
@@ -121,7 +118,7 @@ impl Growth {
     ) -> anyhow::Result<Growth> {
         let link = Arc::new(Link::default());
         if let Some(pager) = pager {
-            link.serve_with(pager);
+            link.dma.serve_with(pager);
         }
         let start = |(node, record): (u16, &GrowthRecord)| {
             let state = directory.join(format!("memory{node}.state"));
@@ -129,9 +126,9 @@ impl Growth {
             let setup = Setup {
                 saved,
                 options: Options { prealloc: record.prealloc, ..Options::default() },
-                memory: Box::new(Blocks(Arc::clone(&link))),
+                memory: Box::new(Blocks(Arc::clone(&link.dma))),
                 record: Box::new(state),
-                dma: Arc::clone(&link) as Arc<dyn Dma>,
+                dma: link.dma.clone(),
             };
             anyhow::Ok(Backend::start(&device_socket(directory, usize::from(node)), setup)?)
         };
@@ -156,7 +153,7 @@ impl Growth {
         if self.backends.is_empty() {
             return Ok(());
         }
-        self.link.serve_with(pager);
+        self.link.dma.serve_with(pager);
         let regions: Vec<FrameRange> = self.devices().map(|(device, _)| region(device)).collect();
         pager
             .pluggable()
@@ -171,8 +168,8 @@ impl Growth {
     /// Returns a function that removes frames from this process's page table where devices have
     /// them mapped.
     pub fn forgetting(&self) -> impl Fn(FrameRange) + Send + Sync + 'static {
-        let link = Arc::clone(&self.link);
-        move |frames| link.places.forget(frames)
+        let dma = Arc::clone(&self.link.dma);
+        move |frames| dma.forget(frames)
     }
 
     /// Sets what to call at a violation: once, until the next [`Growth::look`].
@@ -194,45 +191,11 @@ fn region(device: &Device) -> FrameRange {
 /// What the devices and the pager of a VM know of each other.
 #[derive(Default)]
 struct Link {
-    pager: OnceLock<Weak<Pager>>,
-    places: Places,
+    dma: Arc<PagerDma>,
     guards: OnceLock<Vec<Arc<Guard>>>,
     on_violation: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Whether a violation was told, and nobody has looked since.
     violation_reported: AtomicBool,
-}
-
-impl Link {
-    fn serve_with(&self, pager: &Arc<Pager>) {
-        // A VM has one pager all its life.
-        let _ = self.pager.set(Arc::downgrade(pager));
-    }
-
-    fn pager(&self) -> Option<Arc<Pager>> {
-        self.pager.get()?.upgrade()
-    }
-}
-
-impl Dma for Link {
-    fn pin(&self, segments: &[Segment], access: Access) -> Result<(), DmaFault> {
-        let pager = self.pager().ok_or_else(|| disks::nobody_there(segments))?;
-        disks::pin_waiting(&pager, segments, access)
-    }
-
-    fn unpin(&self, segments: &[Segment]) {
-        if let Some(pager) = self.pager() {
-            disks::unpin(&pager, segments);
-        }
-    }
-
-    fn place(
-        &self,
-        memory: &Arc<GuestMemoryMmap>,
-        segments: &[Segment],
-    ) -> Result<Option<Vec<Segment>>, DmaFault> {
-        let pager = self.pager().ok_or_else(|| disks::nobody_there(segments))?;
-        self.places.place(memory, pager.ram(), segments)
-    }
 }
 
 impl Sentry for Link {
@@ -251,7 +214,7 @@ impl Sentry for Link {
 
 /// Memory of the blocks, given and taken by the pager. Before there is a pager, nothing was
 /// plugged.
-struct Blocks(Arc<Link>);
+struct Blocks(Arc<PagerDma>);
 
 impl Memory for Blocks {
     fn plug(&mut self, frames: FrameRange, prealloc: bool) -> io::Result<()> {

@@ -19,23 +19,17 @@ use ebb_api::{RunRequest, VmName};
 use ebb_sys::confine::User;
 
 pub use self::budget::VmGroups;
-use self::hierarchy::{Hierarchy, MOUNTS, find};
+use self::hierarchy::{Hierarchy, MOUNTS, PARENT, QEMU, SWAP, find};
 use self::processes::{MEMBERS, end_members_if, members};
 use self::removal::{clear_below, remove_above, remove_all};
 pub use self::removal::{remove, remove_of};
 pub use self::service::enter;
 
-/// The group that contains all of them.
-const PARENT: &str = "ebb";
-/// The group of QEMU in that of its VM.
-const QEMU: &str = "qemu";
 /// Memory beside the VM's RAM and an eighth of it: what QEMU itself needs, for example for TCG's
 /// translations.
 const OVERHEAD_BYTES: u64 = 2 << 30;
 /// Threads beside one for each processor.
 const TASKS: u64 = 1024;
-/// How much of a group's memory may go to the host's swap. Version 1 does not have it.
-const SWAP: &str = "memory.swap.max";
 const MEMORY: &str = "memory.max";
 /// Kernels without swap do not have it.
 const SWAPS: &str = "/proc/swaps";

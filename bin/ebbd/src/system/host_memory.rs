@@ -90,18 +90,18 @@ impl HostReader {
 }
 
 /// Waits for the trigger in a thread of its own: the runtime would wait for such a file only by
-/// unsafe calls. Without the thread, the reader is told nothing, and reads all the same.
+/// unsafe calls. Without the thread, nobody wakes the reader, and it reads all the same.
 fn follow(trigger: Trigger) -> Arc<Follower> {
     let follower = Arc::new(Follower::default());
-    let told = Arc::clone(&follower);
+    let followed = Arc::clone(&follower);
     let wait = move || {
         let error = loop {
             match trigger.wait() {
-                Ok(()) => told.fired.notify_one(),
+                Ok(()) => followed.fired.notify_one(),
                 Err(error) => break error,
             }
         };
-        told.end(format!("the kernel has ended its trigger: {error}"));
+        followed.end(format!("the kernel has ended its trigger: {error}"));
     };
     let thread = thread::Builder::new().name("host pressure".into()).stack_size(STACK_BYTES);
     if let Err(error) = thread.spawn(wait) {

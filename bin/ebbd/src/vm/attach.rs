@@ -7,6 +7,7 @@ use std::sync::mpsc::Receiver;
 
 use ebb_api::{Backing, Mode};
 use ebb_pager::{Pager, Restored};
+use ebb_served::SharedDisks;
 use ebb_sys::process::Process;
 use ebb_sys::uffd::Uffd;
 use ebb_vm::{Qmp, Ram};
@@ -20,7 +21,7 @@ use super::make_pager::{self, Made};
 use crate::helpers::injector;
 use crate::model::api_error::{Answer, failed, not_allowed, unsaved};
 use crate::model::record::{Record, RegionRecord};
-use crate::serve::disks::{Disks, SharedDisks};
+use crate::serve::disks::Disks;
 use crate::serve::growth::Growth;
 use crate::support::failpoint;
 use crate::system::{remains, small_pages};

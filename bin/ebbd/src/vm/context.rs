@@ -8,7 +8,6 @@ pub mod liveness;
 pub mod machine;
 pub mod mailbox;
 pub mod on_record;
-pub mod open_gate;
 pub mod qmp_link;
 pub mod reaching;
 mod searches;

@@ -3,25 +3,66 @@
 use std::io;
 use std::path::Path;
 
-use ebb_api::VmName;
+use ebb_api::{Mode, VmName};
 use ebb_sys::process::Process;
 
-use super::context::VmContext;
+use super::context::{LEAVING, VmContext};
 use crate::helpers::injector;
+use crate::model::api_error::{Answer, ApiError, not_allowed};
 use crate::model::record::Record;
 use crate::support::failpoint;
 use crate::support::life::Dead;
 use crate::system::remains::{forget, remove_swap};
 use crate::system::{cgroup, origin, starting};
 
-/// Detaches a VM: nothing is watched any more, and the userfaultfd in the VMM is closed. All of its
-/// memory must be back, and its fault thread must have ended. Faults that wait are woken.
+/// Succeeds if the VM may be detached.
 ///
 /// # Errors
-/// The VMM cannot be reached, or the record cannot be written: the VM is still managed, and its
-/// faults are to be served again. If the userfaultfd cannot be closed, the record has it as
-/// `leaving`.
-pub fn detach(cx: &mut VmContext) -> io::Result<()> {
+/// Ebb serves devices of the VM, or its record finds no room.
+pub fn may_detach(cx: &mut VmContext) -> Answer<()> {
+    let (disks, devices) = (&cx.record.disks, &cx.record.growth);
+    let served = [("disks", !disks.is_empty()), ("virtio-mem devices", !devices.is_empty())];
+    if let Some((what, _)) = served.iter().find(|(_, are_served)| *are_served) {
+        return Err(not_allowed(format!(
+            "Ebb serves this VM's {what}, so it cannot be detached while it runs: power it off"
+        )));
+    }
+    // The end of the management is put on record once all is back. That write needs no new room,
+    // unless this one does.
+    match cx.record.change(|_| {}) {
+        Err(refused @ ApiError::NoRoom(_)) => Err(refused),
+        _ => Ok(()),
+    }
+}
+
+/// Detaches a VM: its faults are not served any more, nothing is watched, and the userfaultfd in
+/// the VMM is closed. All of its memory must be back. Faults that wait are woken.
+///
+/// # Errors
+/// The VMM cannot be reached, or the record cannot be written: the VM is managed as before. If the
+/// userfaultfd cannot be closed, the record has it as `leaving`, and nobody makes room any more.
+pub fn detach(cx: &mut VmContext) -> Answer<()> {
+    cx.service = None;
+    let Err(error) = leave(cx) else { return Ok(()) };
+    cx.serve_again();
+    if cx.record.leaving.is_some() {
+        cx.pager.room().lift();
+        return Err(ApiError::Failed(format!("{LEAVING}: {error}")));
+    }
+    watch_again(cx);
+    Err(ApiError::Failed(format!("the VM stays managed, detaching failed: {error}")))
+}
+
+/// Watches a VM as before a detach that failed: its record has not changed.
+fn watch_again(cx: &mut VmContext) {
+    let is_watched = cx.record.mode == Mode::Strict || cx.record.evicts || cx.record.shares;
+    if is_watched && let Err(error) = cx.pager.frames().watch_all() {
+        tracing::error!("watching its memory: {error}");
+    }
+    cx.record.note(|_| {});
+}
+
+fn leave(cx: &mut VmContext) -> io::Result<()> {
     cx.pager.frames().unwatch_all()?;
     starting::unmark(cx.record.directory())?;
     close_on_record(cx)?;

@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use ebb_api::{MayTake, ReachStatus, ReachingDevice};
+use ebb_pager::OpenGate;
 use ebb_sys::process::Process;
 use ebb_units::Bytes;
 use ebb_vm::layout::Added;
@@ -20,7 +21,6 @@ use ebb_vm::{Qmp, launch, takeover};
 
 use self::unplugged::Unplugged;
 use super::context::VmContext;
-use super::context::open_gate::OpenGate;
 use crate::model::api_error::{Answer, failed, not_allowed};
 use crate::model::record::Record;
 use crate::support::open_files::{Descriptors, OpenFiles};
@@ -72,13 +72,16 @@ impl Default for Devices {
 }
 
 /// Devices that leave less memory to reclaim or evict than before: what they may ask for must come
-/// back.
+/// back. As long as this lives, no fault waits for room.
 pub struct Narrowed {
     /// What the devices leave.
     pub reach: Reach,
     /// The device that leaves least.
     device: MemoryUser,
     began: Instant,
+    /// Else what comes back would wait for what is evicted, and QEMU for a vCPU that waits for
+    /// room.
+    _gate: OpenGate,
 }
 
 impl Devices {
@@ -128,7 +131,7 @@ impl Devices {
 
     fn ask(&mut self, cx: &mut VmContext, all: bool) {
         let before = cx.reaching.all();
-        let gate = OpenGate::for_all(&cx.pager);
+        let gate = OpenGate::for_all(cx.pager.room());
         let end = reach::end_of_look();
         let answer = if all { self.ask_all(cx, end) } else { self.ask_migration(cx, end) };
         drop(gate);
@@ -193,15 +196,12 @@ impl Devices {
         let all = cx.reaching.all();
         let device = reach::narrowest(&all)?.clone();
         let began = Instant::now();
-        // Else what comes back would wait for what is evicted, and QEMU for a vCPU that waits for
-        // room.
-        cx.pager.room().set_marks(u64::MAX, u64::MAX);
-        cx.pager.room().halt_above(u64::MAX);
+        let gate = OpenGate::for_all(cx.pager.room());
         match device.kind {
             DeviceKind::SharedMigration => cancel_migration(cx),
             _ => pause_guest(cx),
         }
-        Some(Narrowed { reach, device, began })
+        Some(Narrowed { reach, device, began, _gate: gate })
     }
 
     /// Notes whether all memory came back that devices may ask for: its bytes, or the error.

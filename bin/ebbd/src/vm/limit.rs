@@ -18,13 +18,12 @@ use ebb_pager::Evicted;
 use ebb_reclaim::limit::is_no_room;
 use ebb_reclaim::limit::limiter::Limiter;
 use ebb_reclaim::limit::marks::{Left, Marks, floor_bytes};
-use ebb_units::Gfn;
 use ebb_vm::pinning::pinning;
 
 use self::conditions::may_limit;
 use self::demand::{Demand, Refills};
 use self::in_flight::may_tell_in_flight;
-use self::step::evict_step;
+use self::step::{HeatOf, evict_step};
 use self::store_failure::{Attempt, StoreFailure, explain_saving, explain_to};
 use super::context::VmContext;
 use super::context::liveness::End;
@@ -35,9 +34,6 @@ pub use self::conditions::may_evict;
 
 /// How long a turn of eviction lasts before the worker looks at commands again.
 pub const TURN: Duration = Duration::from_millis(50);
-
-/// A function that tells how hot a frame is.
-pub type HeatOf<'a> = &'a dyn Fn(Gfn) -> usize;
 
 /// The controller of one VM's limit.
 #[derive(Default)]
@@ -88,13 +84,21 @@ impl Limit {
         cx.no_room = None;
         self.limiter.iter_mut().for_each(Limiter::end_search);
         cx.pager.residency().limit_store_memory(compressed_bytes(cx));
-        cx.pager.room().halt_above(u64::MAX);
         if cx.marks().is_none() {
             (self.limiter, self.last_failure) = (None, None);
-            return cx.pager.room().set_marks(u64::MAX, u64::MAX);
+            return cx.pager.room().lift();
         }
+        cx.pager.room().halt_above(u64::MAX);
         let mailbox = cx.mailbox.clone();
         cx.pager.room().on_pressure(move || mailbox.press());
+    }
+
+    /// Handles a guest that was reset or runs another kernel. The old kernel's demand and what it
+    /// kept in memory count no more. What was seen of uses stays: it is about frames, and new uses
+    /// take its place as the hand comes around.
+    pub fn on_reset(&mut self) {
+        (self.demand, self.stuck) = (Demand::default(), None);
+        self.limiter.iter_mut().for_each(Limiter::end_search);
     }
 
     /// Makes the limiter, if there is none yet.
@@ -116,7 +120,7 @@ impl Limit {
         };
         if let Err(why) = self.make_limiter(cx) {
             self.stuck = Some(why.to_string());
-            cx.pager.room().set_marks(u64::MAX, u64::MAX);
+            cx.pager.room().lift();
             return Turn::Wait;
         }
         let may = may_evict(cx);
@@ -124,8 +128,7 @@ impl Limit {
             // Nobody may wait for room that is not looked for.
             self.stuck = Some(why.to_string());
             self.note_failure(cx, None);
-            cx.pager.room().halt_above(u64::MAX);
-            cx.pager.room().set_marks(u64::MAX, u64::MAX);
+            cx.pager.room().lift();
             return Turn::Wait;
         }
         if self.failure.as_ref().is_some_and(StoreFailure::is_paused) {

@@ -9,6 +9,7 @@ use std::sync::mpsc::Receiver;
 use ebb_api::Backing;
 use ebb_ledger::{Ledger, LedgerError, Tables};
 use ebb_pager::{Digests, Grain, Pager, PagerParts, Restored};
+use ebb_served::{SharedDisks, Source};
 use ebb_store::{Compressed, Protection, Store, StoreError, SwapFile};
 use ebb_sys::uffd::{Uffd, feature};
 use ebb_units::FRAME_BYTES;
@@ -17,7 +18,6 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::model::api_error::{Answer, not_allowed};
 use crate::model::record::Record;
-use crate::serve::disks::{SharedDisks, Source};
 use crate::serve::growth::Growth;
 use crate::serve::swap_room;
 use crate::support::failpoint;

@@ -1,9 +1,6 @@
-//! Reclaiming the guest's free memory: by its page metadata (V-Probe), or by the allocator that it
-//! shares (HyperAlloc).
+//! Reclaiming the guest's free memory by its page metadata (V-Probe), and automatic reclaim by
+//! whatever finds free memory.
 
-mod compaction;
-pub mod hyperalloc;
-mod reserve;
 mod trigger;
 mod vprobe;
 
@@ -14,7 +11,6 @@ use std::time::Instant;
 use ebb_api::{AutoRequest, AutoStatus, Backing, Mechanism, ReclaimReport};
 use ebb_units::Bytes;
 
-use self::hyperalloc::SharedAllocator;
 use self::trigger::Trigger;
 use self::vprobe::VProbe;
 use super::context::VmContext;
@@ -31,18 +27,11 @@ pub struct Reclaim {
     trigger: Trigger,
     last: Option<ReclaimReport>,
     vprobe: VProbe,
-    /// The allocator of a guest that shares it.
-    pub hyperalloc: SharedAllocator,
 }
 
 impl Default for Reclaim {
     fn default() -> Reclaim {
-        Reclaim {
-            trigger: Trigger::new(Instant::now()),
-            last: None,
-            vprobe: VProbe::default(),
-            hyperalloc: SharedAllocator::default(),
-        }
+        Reclaim { trigger: Trigger::new(Instant::now()), last: None, vprobe: VProbe::default() }
     }
 }
 
@@ -93,10 +82,9 @@ impl Reclaim {
         self.trigger.hear(&cx.record.auto, notice, Instant::now())
     }
 
-    /// Whether the guest is to be asked to compact its memory, once it is confirmed.
-    pub fn wants_compaction(&mut self, cx: &VmContext) -> bool {
-        let is_wanted = self.trigger.is_wanted(&cx.record.auto, Instant::now());
-        self.hyperalloc.wants_compaction(is_wanted)
+    /// Whether more free memory would serve automatic reclaim now.
+    pub fn wants_more(&self, cx: &VmContext) -> bool {
+        self.trigger.is_wanted(&cx.record.auto, Instant::now())
     }
 
     /// Notes a round of automatic reclaim. `why`: host pressure began it, with the figures.
@@ -151,31 +139,16 @@ impl Reclaim {
         }
     }
 
-    /// Returns how free memory is found, and why that way.
+    /// Returns how free memory is found in a guest that does not share its allocator, and why that
+    /// way.
     pub fn mechanism(&self, cx: &VmContext) -> (Mechanism, String) {
-        match (cx.guest.guest(), self.hyperalloc.refused()) {
-            (Err(why), _) => (Mechanism::None, format!("the guest is not trusted: {why}")),
-            (Ok(guest), _) if guest.llfree().is_empty() => (
+        match cx.guest.guest() {
+            Err(why) => (Mechanism::None, format!("the guest is not trusted: {why}")),
+            Ok(_) => (
                 Mechanism::VProbe,
                 "its kernel has a buddy allocator, whose metadata is known".into(),
             ),
-            (Ok(_), Some(why)) => (Mechanism::None, why.to_owned()),
-            (Ok(_), None) => (Mechanism::HyperAlloc, "its kernel shares its allocator".into()),
         }
-    }
-
-    /// Handles a guest that was reset or runs another kernel: what was hard-reclaimed or
-    /// soft-reclaimed is memory like any other.
-    pub fn on_reset(&mut self, cx: &VmContext) {
-        self.hyperalloc.on_reset(cx);
-    }
-
-    /// Brings everything back, hard-reclaimed memory included. Returns the bytes brought back.
-    ///
-    /// # Errors
-    /// From the store or the system calls.
-    pub fn give_back_all(&mut self, cx: &VmContext) -> std::io::Result<u64> {
-        self.hyperalloc.give_back_all(cx)
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::mpsc::Receiver;
 use ebb_api::Mode;
 use ebb_ledger::{Content, Ledger};
 use ebb_pager::Pager;
+use ebb_served::SharedDisks;
 use ebb_sys::process::Process;
 use ebb_sys::uffd::Uffd;
 use ebb_units::FrameRange;
@@ -22,7 +23,7 @@ use super::devices::unplugged;
 use super::make_pager::{self, Made};
 use crate::helpers::injector;
 use crate::model::record::{Record, RegionRecord, Settings};
-use crate::serve::disks::{self, Disks, SharedDisks};
+use crate::serve::disks::{self, Disks};
 use crate::serve::growth::Growth;
 use crate::support::life::Life;
 use crate::support::privileges::as_vm_thread;
@@ -97,7 +98,7 @@ fn recover_process(
     let uffd = Uffd::taken(userfaultfd(&process, number)?)?;
     make_pager::prepare(&ram, record.backing);
     let images = disks::reopen(&record.disks, &record.images).map_err(io::Error::other)?;
-    let shared = SharedDisks::new(&images, &record.disks, ram.first_bytes())?;
+    let shared = disks::share(&images, &record.disks, ram.first_bytes())?;
     let (pager, restored) = match is_fresh {
         true => fresh_pager(ram, uffd, &shared, &record, directory)?,
         false => recovered_pager(ram, uffd, &shared, &record, directory)?,

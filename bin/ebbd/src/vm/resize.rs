@@ -1,4 +1,4 @@
-//! A VM's size, by whatever can change it. The part of a shared allocator is in `vm::reclaim`.
+//! A VM's size, by whatever can change it. The part of a shared allocator is in `vm::hyperalloc`.
 
 mod balloon;
 mod blocked;

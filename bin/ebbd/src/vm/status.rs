@@ -16,6 +16,7 @@ use ebb_units::{Bytes, FRAME_BYTES};
 use super::context::LEAVING;
 use super::context::VmContext;
 use super::devices::Devices;
+use super::hyperalloc::SharedAllocator;
 use super::limit::{Limit, in_flight};
 use super::reclaim::Reclaim;
 use super::resize::Resize;
@@ -33,6 +34,8 @@ pub struct Knowing<'a> {
     pub devices: &'a Devices,
     /// Knows what was reclaimed.
     pub reclaim: &'a Reclaim,
+    /// Knows the shared allocator.
+    pub hyperalloc: &'a SharedAllocator,
     /// Knows what was evicted.
     pub limit: &'a Limit,
     /// Knows the size.
@@ -43,7 +46,7 @@ pub struct Knowing<'a> {
 
 /// Returns the whole status. With `counts`, every frame is classified.
 pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
-    let Knowing { cx, devices, reclaim, resize, tiering, .. } = knowing;
+    let Knowing { cx, devices, reclaim, hyperalloc, resize, tiering, .. } = knowing;
     let (record, pager) = (&*cx.record, &cx.pager);
     let (all_bytes, memory_bytes) = (pager.ram().bytes(), cx.memory_bytes());
     let resident_bytes = pager.ram().resident_bytes().map_err(failed("the VM's RAM"))?;
@@ -61,8 +64,9 @@ pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
             (totals.reclaimed_bytes + totals.absent_at_attach_bytes).saturating_sub(absent_bytes),
         ),
     };
-    let shared_size = reclaim.hyperalloc.shared_size();
-    let (mechanism, mechanism_reason) = reclaim.mechanism(cx);
+    let shared_size = hyperalloc.shared_size();
+    let (mechanism, mechanism_reason) =
+        hyperalloc.mechanism(cx).unwrap_or_else(|| reclaim.mechanism(cx));
     Ok(VmStatus {
         name: record.name.clone(),
         pid: record.pid,
@@ -106,7 +110,7 @@ pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
         size: resize.status(cx, &shared_size),
         balloon: resize.balloon_status(cx),
         tier: tiering.status(cx, knowing.limit.active_bytes()),
-        sharing: reclaim.hyperalloc.status(cx),
+        sharing: hyperalloc.status(cx),
         disks: cx.disks.counts(),
         warnings: warnings(knowing),
     })

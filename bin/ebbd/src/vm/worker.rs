@@ -3,12 +3,12 @@
 
 mod obey;
 mod routes;
+mod size;
+mod take;
 
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use ebb_api::DetachReport;
@@ -16,8 +16,8 @@ use tokio::sync::oneshot;
 
 use super::context::VmContext;
 use super::context::mailbox::Command;
-use super::context::service::FaultService;
 use super::devices::Devices;
+use super::hyperalloc::SharedAllocator;
 use super::limit::{self, Limit};
 use super::publisher::Publisher;
 use super::reclaim::Reclaim;
@@ -26,7 +26,7 @@ use super::small_pages::SmallPages;
 use super::status::{self, Knowing};
 use super::tiering::Tiering;
 use super::trust::Trust;
-use super::{detach, limit::share};
+use super::{detach, member};
 use crate::model::api_error::Answer;
 use crate::support::failpoint;
 use crate::support::life::Life;
@@ -37,52 +37,6 @@ use crate::system::calibration::Calibrated;
 const TICK: Duration = Duration::from_millis(200);
 /// Longest time between two publications of the figures, unless the worker is busy.
 const PUBLISH_EVERY: Duration = Duration::from_secs(1);
-
-/// Counts what a worker does: commands and ticks that it begins, and the batches of long work.
-pub type Progress = Box<dyn Fn() -> u64 + Send + Sync>;
-
-/// A VM whose faults are served, and whose worker can begin.
-pub struct Ready {
-    cx: VmContext,
-    commands: Receiver<Command>,
-}
-
-impl Ready {
-    /// Serves the VM's faults.
-    ///
-    /// # Errors
-    /// Threads cannot be made; the VM comes back with the error.
-    pub fn new(
-        (mut cx, commands): (VmContext, Receiver<Command>),
-    ) -> Result<Ready, (io::Error, Box<VmContext>)> {
-        let mailbox = cx.mailbox.clone();
-        cx.pager.on_panic(move |why| mailbox.put(Command::Panicked(why)));
-        let vmm = cx.process.as_fd().try_clone_to_owned();
-        match vmm.and_then(|vmm| FaultService::start(&cx.pager, vmm, &cx.mailbox)) {
-            Ok(service) => cx.service = Some(service),
-            Err(error) => return Err((error, Box::new(cx))),
-        }
-        cx.pager.frames().wake_all().unwrap_or_else(|error| tracing::debug!("wake: {error}"));
-        Ok(Ready { cx, commands })
-    }
-
-    /// Returns where commands go.
-    pub fn commands(&self) -> Sender<Command> {
-        self.cx.mailbox.sender()
-    }
-
-    /// Returns a count of what the worker does. It stands still only while the worker does.
-    pub fn progress(&self) -> Progress {
-        let (mailbox, pager) = (self.cx.mailbox.clone(), Arc::clone(&self.cx.pager));
-        Box::new(move || mailbox.begun() + pager.counters().worker_batches.load(Relaxed))
-    }
-
-    /// Runs the worker until the VM is not managed any more.
-    pub fn run(self, calibrated: Arc<Calibrated>, publisher: Publisher) -> Outcome {
-        let Ready { cx, commands } = self;
-        Worker::new(cx, calibrated, publisher).run(&commands)
-    }
-}
 
 /// Why a worker ended.
 pub enum Outcome {
@@ -101,6 +55,7 @@ pub struct Worker {
     trust: Trust,
     devices: Devices,
     reclaim: Reclaim,
+    hyperalloc: SharedAllocator,
     limit: Limit,
     resize: Resize,
     tiering: Tiering,
@@ -117,13 +72,15 @@ enum Next {
 }
 
 impl Worker {
-    fn new(cx: VmContext, calibrated: Arc<Calibrated>, publisher: Publisher) -> Worker {
+    /// Makes the worker of a VM whose faults are served.
+    pub(super) fn new(cx: VmContext, calibrated: Arc<Calibrated>, publisher: Publisher) -> Worker {
         let mailbox = cx.mailbox.clone();
         cx.growth.on_violation(move || mailbox.put(Command::Violation));
         Worker {
             trust: Trust::default(),
             devices: Devices::default(),
             reclaim: Reclaim::default(),
+            hyperalloc: SharedAllocator::default(),
             limit: Limit::default(),
             resize: Resize::default(),
             tiering: Tiering::new(&cx, calibrated),
@@ -134,7 +91,8 @@ impl Worker {
         }
     }
 
-    fn run(mut self, commands: &Receiver<Command>) -> Outcome {
+    /// Runs until the VM is not managed any more.
+    pub(super) fn run(mut self, commands: &Receiver<Command>) -> Outcome {
         limit::slow_faults(&self.cx);
         self.publish();
         self.look_at_devices();
@@ -174,28 +132,28 @@ impl Worker {
     /// Returns the time to the next work that does not wait for a tick, if there is any.
     fn pause(&self) -> Option<Duration> {
         let glance = self.devices.glance_after(&self.cx);
-        glance.into_iter().chain(self.reclaim.hyperalloc.step_after(&self.cx)).min()
+        glance.into_iter().chain(self.hyperalloc.step_after(&self.cx)).min()
     }
 
     fn glance(&mut self) {
         if self.devices.glance_after(&self.cx).is_some() {
             self.glance_at_devices();
         }
-        if self.reclaim.hyperalloc.step_after(&self.cx).is_some() {
-            self.step_shared_size();
+        if self.hyperalloc.step_after(&self.cx).is_some() {
+            self.with_size(|size| size.step_shared());
         }
     }
 
     /// Returns all controllers that know a part of the VM's state.
     fn knowing(&self) -> Knowing<'_> {
-        let Worker { cx, devices, reclaim, limit, resize, tiering, .. } = self;
-        Knowing { cx, devices, reclaim, limit, resize, tiering }
+        let Worker { cx, devices, reclaim, hyperalloc, limit, resize, tiering, .. } = self;
+        Knowing { cx, devices, reclaim, hyperalloc, limit, resize, tiering }
     }
 
     /// Publishes the VM's figures.
     fn publish(&mut self) {
         self.publish_at = Instant::now() + PUBLISH_EVERY;
-        let member = self.member();
+        let member = member::of(&self.cx, &mut self.limit, &mut self.tiering);
         match (status::of(&self.knowing(), false), member) {
             (Ok(status), Ok(member)) => self.publisher.publish(status, member),
             (Err(error), _) | (_, Err(error)) => {
@@ -240,7 +198,7 @@ impl Worker {
             self.confirm();
         }
         self.keep_shared_size();
-        self.keep_size();
+        self.with_size(|size| size.keep());
         self.keep_limit(open);
         self.limit.write_back_unlimited(&mut self.cx);
         self.keep_heat();

@@ -180,8 +180,7 @@ impl Evictor {
                 some
             }
         };
-        let batch =
-            self.residency.with_room(to_save, |pages| self.residency.store().save_batch(pages));
+        let batch = self.with_room(to_save, |pages| self.residency.store().save_batch(pages));
         for ((at, digest), slot) in rest.into_iter().zip(batch.slots) {
             let Some(slot) = slot else { continue };
             self.residency.owners().set(slot, piece[at].gfn);

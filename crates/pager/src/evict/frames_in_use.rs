@@ -29,7 +29,7 @@ impl Evictor {
     /// From the store or the system calls. Frames that were not evicted stay resident. A store
     /// without room does not keep frames from eviction that need none.
     pub fn evict(&self, frames: &[Gfn], judge: &dyn Judge) -> io::Result<Evicted> {
-        self.residency.leave_free_slots();
+        self.leave_free_slots();
         let mut eviction = Eviction::new(self, judge);
         let (mut batch, mut count) = (Vec::new(), 0);
         for frames in frames.chunk_by(|a, b| a.huge() == b.huge()) {

@@ -41,7 +41,7 @@ impl Evictor {
             }
         }
         let save = |pages: &[Page]| self.residency.store().save_to_disk(pages);
-        let batch = self.residency.with_room(&pages.pages()[..moving.len()], save);
+        let batch = self.with_room(&pages.pages()[..moving.len()], save);
         let moved = batch.slots.iter().flatten().count() as u64;
         for ((frame, page), to) in moving.into_iter().zip(pages.pages()).zip(batch.slots) {
             self.land(frame, page, to);

@@ -4,8 +4,8 @@
 //! First touches wait until there is room while nothing can be evicted: the VM must not take more
 //! memory then. Evicted content that comes back does not wait: another page may take its place.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -28,6 +28,8 @@ pub struct LimitRoom {
     /// In bytes: with more taken than the first mark, the evictor is told; with more than the
     /// second, faults wait.
     marks: [AtomicU64; 2],
+    /// Number of open gates for faults that wait a little.
+    gates: AtomicU32,
     /// See [`LimitRoom::evictor_waits`].
     evictor_waits: Arc<AtomicBool>,
     halt: Halt,
@@ -39,13 +41,16 @@ pub struct LimitRoom {
 struct Halt {
     /// In bytes: with more than this taken, first touches wait; `u64::MAX`: they do not.
     above_bytes: AtomicU64,
+    /// Number of open gates for first touches.
+    gates: AtomicU32,
     /// Number of faults that were left to wait since all were last woken.
     waiting: Mutex<u64>,
 }
 
 impl Halt {
     fn new() -> Halt {
-        Halt { above_bytes: AtomicU64::new(u64::MAX), waiting: Mutex::new(0) }
+        let above_bytes = AtomicU64::new(u64::MAX);
+        Halt { above_bytes, gates: AtomicU32::new(0), waiting: Mutex::new(0) }
     }
 
     fn waiting(&self) -> MutexGuard<'_, u64> {
@@ -60,6 +65,7 @@ impl LimitRoom {
             frames: Arc::clone(frames),
             residency: Arc::clone(residency),
             marks: [const { AtomicU64::new(u64::MAX) }; 2],
+            gates: AtomicU32::new(0),
             evictor_waits: Arc::default(),
             halt: Halt::new(),
             pressure: OnceLock::new(),
@@ -80,8 +86,12 @@ impl LimitRoom {
         }
     }
 
-    /// The bytes that [`LimitRoom::set_marks`] set last.
+    /// The bytes that [`LimitRoom::set_marks`] set last; `u64::MAX` while a gate is open for these
+    /// faults.
     pub fn marks(&self) -> (u64, u64) {
+        if self.gates.load(Relaxed) > 0 {
+            return (u64::MAX, u64::MAX);
+        }
         let [tell, wait] = self.marks.each_ref().map(|mark| mark.load(Relaxed));
         (tell, wait)
     }
@@ -101,7 +111,7 @@ impl LimitRoom {
 
     /// Whether there is a limit that eviction keeps.
     pub(crate) fn has_limit(&self) -> bool {
-        self.marks[1].load(Relaxed) != u64::MAX
+        self.marks().1 != u64::MAX
     }
 
     /// Whether faults should wait for room; tells the evictor above its mark.
@@ -156,6 +166,17 @@ impl LimitRoom {
     /// and need not any more. `u64::MAX`: none waits.
     pub fn halt_above(&self, bytes: u64) {
         self.halt.above_bytes.store(bytes, Release);
+        self.wake_unless_halted();
+    }
+
+    /// Has no fault wait any more, until marks or a bound are set: nobody makes room.
+    pub fn lift(&self) {
+        self.set_marks(u64::MAX, u64::MAX);
+        self.halt_above(u64::MAX);
+    }
+
+    /// Wakes the first touches that wait, unless they still must.
+    fn wake_unless_halted(&self) {
         if self.is_halted() {
             return;
         }
@@ -168,9 +189,13 @@ impl LimitRoom {
         }
     }
 
-    /// The bytes that [`LimitRoom::halt_above`] set last.
+    /// The bytes that [`LimitRoom::halt_above`] set last; `u64::MAX` while a gate is open for first
+    /// touches.
     pub fn halts_above(&self) -> u64 {
-        self.halt.above_bytes.load(Acquire)
+        match self.halt.gates.load(Acquire) {
+            0 => self.halt.above_bytes.load(Acquire),
+            _ => u64::MAX,
+        }
     }
 
     /// Returns how many touches wait for room.
@@ -180,7 +205,7 @@ impl LimitRoom {
 
     /// Whether the VM takes more than the bound above which first touches wait.
     fn is_halted(&self) -> bool {
-        let above = self.halt.above_bytes.load(Acquire);
+        let above = self.halts_above();
         above != u64::MAX && self.residency.taken_bytes().is_ok_and(|taken| taken > above)
     }
 
@@ -204,6 +229,46 @@ impl LimitRoom {
 
     /// Whether first touches may have to wait.
     pub(crate) fn may_halt(&self) -> bool {
-        self.halt.above_bytes.load(Relaxed) != u64::MAX
+        self.halts_above() != u64::MAX
+    }
+}
+
+/// While this value lives, faults of a VM do not wait for room. Who asks the VMM something opens it
+/// first: the VMM may wait for the vCPU whose fault waits. What is set meanwhile holds once the
+/// last gate is closed.
+pub struct OpenGate {
+    room: Arc<LimitRoom>,
+    for_faults: bool,
+    for_touches: bool,
+}
+
+impl OpenGate {
+    /// Opens a gate for faults that wait a little.
+    pub fn for_faults(room: &Arc<LimitRoom>) -> OpenGate {
+        OpenGate::new(room, true, false)
+    }
+
+    /// Opens a gate for first touches that wait until there is room.
+    pub fn for_touches(room: &Arc<LimitRoom>) -> OpenGate {
+        OpenGate::new(room, false, true)
+    }
+
+    /// Opens a gate for both.
+    pub fn for_all(room: &Arc<LimitRoom>) -> OpenGate {
+        OpenGate::new(room, true, true)
+    }
+
+    fn new(room: &Arc<LimitRoom>, for_faults: bool, for_touches: bool) -> OpenGate {
+        room.gates.fetch_add(u32::from(for_faults), Relaxed);
+        room.halt.gates.fetch_add(u32::from(for_touches), AcqRel);
+        room.wake_unless_halted();
+        OpenGate { room: Arc::clone(room), for_faults, for_touches }
+    }
+}
+
+impl Drop for OpenGate {
+    fn drop(&mut self) {
+        self.room.gates.fetch_sub(u32::from(self.for_faults), Relaxed);
+        self.room.halt.gates.fetch_sub(u32::from(self.for_touches), AcqRel);
     }
 }

@@ -19,7 +19,7 @@ use testkit::{require, until};
 use super::*;
 use crate::fault::sentry::Sentry;
 use crate::frames::words::Served;
-use crate::{Committed, Judge, NothingKnown, Witness};
+use crate::{Committed, Judge, NothingKnown, OpenGate, Witness};
 use machine::{Machine, available, page_of, serve, watching};
 
 const ALL: FrameRange = FrameRange::new(Gfn(0), 512);
@@ -100,6 +100,30 @@ fn no_fault_waits_for_room_while_the_evictor_waits() {
     pager.room().evictor_waits().store(false, SeqCst);
     pager.room().wait_for_room();
     assert!(looks.load(SeqCst) > 1);
+}
+
+/// Whoever closes a gate may not know who else has one open, or which marks were set meanwhile.
+#[test]
+fn nobody_waits_for_room_while_a_gate_is_open() {
+    require!(available());
+    let machine = Machine::new();
+    machine.ram.populate(ALL).unwrap();
+    let pager = watching(machine.parts());
+    let room = pager.room();
+    let waits = || (room.is_over_limit(), room.may_halt());
+    let (first, second) = (OpenGate::for_all(room), OpenGate::for_faults(room));
+    room.set_marks(0, 0);
+    room.halt_above(0);
+    assert_eq!(waits(), (false, false));
+    drop(first);
+    assert_eq!(waits(), (false, true));
+    drop(second);
+    assert_eq!(waits(), (true, true));
+    let for_touches = OpenGate::for_touches(room);
+    assert_eq!(waits(), (true, false));
+    drop(for_touches);
+    room.lift();
+    assert_eq!(waits(), (false, false));
 }
 
 /// The guest goes on behind what it read before, with almost no room left.

@@ -1,19 +1,13 @@
-//! Slots that resident frames keep are dropped, given up, or used again.
+//! Slots that resident frames keep are dropped or given up.
 
 use super::kept::WORD_SLOTS;
 use crate::frames::words::{Served, again};
 use crate::residency::Residency;
 use crate::support::counters::{add, subtract};
-use ebb_store::{MEMORY_SLOTS, Page, PageBuffer, SavedBatch};
+use ebb_store::MEMORY_SLOTS;
 use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn};
 use std::io;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
-
-/// Of the store's slots that no word names, one in so many is kept by no frame, so that written
-/// pages find room in consecutive slots.
-const FREE_PART: u64 = 8;
-/// Most attempts to make room by giving up kept slots, when a store has no room for pages.
-const ROOM_ATTEMPTS: usize = 4;
 
 impl Residency {
     /// Drops the slot that the frame keeps, and returns whether there was one. The caller has
@@ -67,39 +61,6 @@ impl Residency {
             }
         }
         given
-    }
-
-    /// Gives up kept slots until enough slots are free. Called before frames that may be saved are
-    /// locked.
-    pub(crate) fn leave_free_slots(&self) {
-        let (usage, kept) = (self.store.usage(), self.frames.counters().clean_frames.load(Relaxed));
-        let free = usage.disk_slots.saturating_sub(usage.disk_slots_used);
-        self.give_up_kept(((free + kept) / FREE_PART).saturating_sub(free) as usize);
-    }
-
-    /// Saves pages; if there is no room for all of them, gives up kept slots and saves the rest
-    /// there.
-    pub(crate) fn with_room(
-        &self,
-        pages: &[Page],
-        save: impl Fn(&[Page]) -> SavedBatch,
-    ) -> SavedBatch {
-        let mut batch = save(pages);
-        for _ in 0..ROOM_ATTEMPTS {
-            let rest: Vec<usize> =
-                (0..pages.len()).filter(|at| batch.slots[*at].is_none()).collect();
-            let is_short = batch.error.as_ref().is_some_and(|error| error.is_no_room());
-            // Frames that keep a slot without need make room for those that need one.
-            if !is_short || self.give_up_kept(rest.len()) == 0 {
-                break;
-            }
-            let mut to_save = PageBuffer::new(rest.len());
-            to_save.pages_mut().iter_mut().zip(&rest).for_each(|(to, at)| *to = pages[*at]);
-            let more = save(to_save.pages());
-            rest.iter().zip(more.slots).for_each(|(at, slot)| batch.slots[*at] = slot);
-            batch.error = more.error;
-        }
-        batch
     }
 
     /// Gives up the slots that these frames keep, except those of locked frames.

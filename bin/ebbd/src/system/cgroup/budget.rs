@@ -6,8 +6,7 @@ use std::slice;
 
 use ebb_policy::pressure::Budget;
 
-use super::PARENT;
-use super::hierarchy::{Hierarchy, MOUNTS, find};
+use super::hierarchy::{Hierarchy, MOUNTS, PARENT, find};
 
 const OWN: &str = "/proc/self/cgroup";
 const CONTROLLER: &str = "memory";

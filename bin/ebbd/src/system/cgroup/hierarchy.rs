@@ -1,9 +1,15 @@
-//! The trees of control groups that are mounted.
+//! The trees of control groups that are mounted, and where Ebb's groups are in them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 pub(super) const MOUNTS: &str = "/proc/self/mountinfo";
+/// The group that contains the groups of all VMs.
+pub(super) const PARENT: &str = "ebb";
+/// The group of QEMU in that of its VM.
+pub(super) const QEMU: &str = "qemu";
+/// How much of a group's memory may go to the host's swap. Version 1 does not have it.
+pub(super) const SWAP: &str = "memory.swap.max";
 
 /// A tree of control groups.
 #[derive(PartialEq, Eq, Debug)]

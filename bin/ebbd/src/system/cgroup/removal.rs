@@ -9,7 +9,7 @@ use std::time::Duration;
 use ebb_api::VmName;
 use ebb_sys::process::{Process, is_no_process};
 
-use super::QEMU;
+use super::hierarchy::QEMU;
 use super::processes::{end_members_if, members};
 use super::service::SERVICE;
 use crate::model::record::Record;

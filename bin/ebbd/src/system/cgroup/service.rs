@@ -5,8 +5,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::hierarchy::{QEMU, SWAP};
 use super::processes::MEMBERS;
-use super::{QEMU, SWAP};
 
 /// The group of the VM's process in that of its VM.
 pub(super) const SERVICE: &str = "ebb";

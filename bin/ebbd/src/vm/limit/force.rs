@@ -2,18 +2,35 @@
 
 use std::cell::RefCell;
 use std::io;
+use std::time::Instant;
 
+use ebb_api::EvictReport;
 use ebb_pager::Evicted;
 use ebb_reclaim::limit::judge::{Known, Sources};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 
+use super::in_flight::{may_tell_in_flight, nothing_more};
 use super::store_failure::{Attempt, explain_to};
-use crate::model::api_error::{Answer, not_allowed};
+use crate::model::api_error::{Answer, ApiError, failed, not_allowed};
+use crate::support::nanoseconds::nanoseconds;
+use crate::support::open_files::OpenFiles;
 use crate::vm::context::VmContext;
 use crate::vm::context::liveness::{End, Liveness};
 
 /// Huge frames to evict by force before QEMU is asked again whether the guest still runs.
 const STEP_PIECES: usize = 8;
+
+/// Prepares an eviction by force. Returns why the guest's metadata tells what is in flight, if it
+/// does.
+///
+/// # Errors
+/// Nobody tells what is in flight, or memory in use cannot be evicted.
+pub fn prepare(cx: &mut VmContext) -> Answer<Option<String>> {
+    let pinned = may_tell_in_flight(cx, &mut OpenFiles::default())?;
+    cx.begin_to_evict()?;
+    cx.expect_refills().map_err(failed("the refill threads"))?;
+    Ok(pinned)
+}
 
 /// An eviction by force: from the bottom of RAM up, huge frame by huge frame. Metadata and the note
 /// stay resident, because they are read in place.
@@ -23,7 +40,7 @@ pub struct ByForce {
     /// The VMM pins memory: the guest's metadata tells what is in flight.
     pins: bool,
     /// What was evicted so far.
-    pub done: Evicted,
+    done: Evicted,
 }
 
 impl ByForce {
@@ -32,6 +49,29 @@ impl ByForce {
         let regions = cx.pager.ram().regions();
         let pieces: Vec<_> = regions.flat_map(|region| region.frames().by_huge()).collect();
         ByForce { pieces: pieces.into_iter(), want_bytes, pins, done: Evicted::default() }
+    }
+
+    /// Reports what was evicted since `began`. `blocked`: what came in the way. `pinned`: see
+    /// [`prepare`].
+    pub fn report(
+        &self,
+        began: Instant,
+        blocked: Option<ApiError>,
+        pinned: Option<&str>,
+    ) -> EvictReport {
+        let saved_bytes = self.done.frames() * FRAME_BYTES;
+        let stopped_by = match blocked {
+            Some(why) => why.to_string(),
+            None if saved_bytes >= self.want_bytes => "the amount asked for was reached".into(),
+            None => nothing_more(pinned),
+        };
+        EvictReport {
+            saved_bytes,
+            saved_frames: self.done.frames(),
+            abandoned: self.done.abandoned,
+            duration_ns: nanoseconds(began.elapsed()),
+            stopped_by,
+        }
     }
 
     /// Returns the bytes still to evict.

@@ -12,10 +12,12 @@ use ebb_reclaim::limit::windows::Windows;
 use ebb_units::Gfn;
 use ebb_vm::pinning::pinning;
 
-use super::HeatOf;
 use super::vmm::Forgetful;
 use crate::vm::context::VmContext;
 use crate::vm::context::liveness::{End, Liveness};
+
+/// A function that tells how hot a frame is.
+pub type HeatOf<'a> = &'a dyn Fn(Gfn) -> usize;
 
 /// Makes one step of the limiter, while the guest runs. `ended` gets why the guest's kernel does
 /// not run any more, if that was seen.

@@ -7,10 +7,10 @@ use ebb_units::{FRAMES_PER_HUGE, HUGE_BYTES};
 
 use super::gap::{Gap, PIECE_HUGE, what_it_needs};
 use super::pass::take;
+use super::reserve::Reserve;
 use crate::vm::context::VmContext;
 use crate::vm::context::liveness::End;
 use crate::vm::context::shared_size::SharedChange;
-use crate::vm::reclaim::reserve::Reserve;
 
 /// A guest that has not tried to free memory within this time does not do it.
 const PURGE_TIMEOUT: Duration = Duration::from_secs(10);

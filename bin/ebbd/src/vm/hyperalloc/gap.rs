@@ -4,8 +4,8 @@ use ebb_api::{Fragmentation, KindBytes};
 use ebb_reclaim::hyperalloc::{HyperAlloc, KindUsage};
 use ebb_units::{Bytes, HUGE_BYTES};
 
+use super::reserve;
 use crate::vm::context::VmContext;
-use crate::vm::reclaim::reserve;
 
 /// Fewest huge frames to hard-reclaim at once: the guest asks for some all the time.
 pub(super) const PIECE_HUGE: u64 = 4;

@@ -1,7 +1,9 @@
-//! What a VM's worker does with a guest that shares its allocator (HyperAlloc).
+//! A guest that shares its allocator (HyperAlloc): its free memory, and its part of the size.
 
+mod compaction;
 mod gap;
 mod pass;
+mod reserve;
 mod shrink;
 #[cfg(test)]
 mod tests;
@@ -12,16 +14,16 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{AcqRel, Release};
 use std::time::{Duration, Instant};
 
-use ebb_api::{FaultTimes, OnViolation, ReclaimReport, SharingStatus, Skipped};
+use ebb_api::{FaultTimes, Mechanism, OnViolation, ReclaimReport, SharingStatus, Skipped};
 use ebb_inspect::LlfreeZone;
 use ebb_reclaim::hyperalloc::{How, HyperAlloc};
 use ebb_units::HUGE_BYTES;
 
+use self::compaction::Compaction;
 use self::gap::{Gap, PIECE_HUGE, fragmentation, what_it_needs};
 use self::pass::{nothing_more, take};
+use self::reserve::Reserve;
 use self::shrink::Shrink;
-use super::compaction::Compaction;
-use super::reserve::Reserve;
 use crate::model::api_error::{Answer, not_allowed};
 use crate::support::nanoseconds::nanoseconds;
 use crate::vm::context::VmContext;
@@ -32,7 +34,7 @@ use crate::vm::context::shared_size::{SharedChange, SharedSize};
 /// Time between two looks for what a size lacks.
 const MISSING_EVERY: Duration = Duration::from_secs(1);
 
-/// The shared allocator of one VM, and what was done with it.
+/// The controller of one VM's shared allocator.
 #[derive(Default)]
 pub struct SharedAllocator {
     /// The allocator, while it is shared.
@@ -73,11 +75,6 @@ pub enum Wants {
 }
 
 impl SharedAllocator {
-    /// Returns why the allocator is not shared, though the guest announces it.
-    pub fn refused(&self) -> Option<&str> {
-        self.refused.as_deref()
-    }
-
     /// Returns the shared allocator of a guest that was just confirmed. From now on it is watched,
     /// also by later processes.
     ///
@@ -137,7 +134,8 @@ impl SharedAllocator {
         shared.is_ok()
     }
 
-    /// Handles a guest that was reset or runs another kernel.
+    /// Handles a guest that was reset or runs another kernel: what was hard-reclaimed or
+    /// soft-reclaimed is memory like any other.
     pub fn on_reset(&mut self, cx: &VmContext) {
         (self.compaction, self.shrink) = (Compaction::default(), None);
         if let Some(shared) = self.shared.take() {
@@ -353,6 +351,15 @@ impl SharedAllocator {
             Some(shared) => shared.ask_to_compact(),
             None => self.compaction.give_up(Instant::now()),
         }
+    }
+
+    /// Returns how free memory is found in a guest that shares its allocator, and why that way.
+    /// `None`: the guest does not share it, as far as is known.
+    pub fn mechanism(&self, cx: &VmContext) -> Option<(Mechanism, String)> {
+        cx.guest.shares_allocator().then(|| match &self.refused {
+            Some(why) => (Mechanism::None, why.clone()),
+            None => (Mechanism::HyperAlloc, "its kernel shares its allocator".into()),
+        })
     }
 
     /// Returns the status of the shared allocator.

@@ -15,7 +15,7 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 /// The places in all memory that was asked about. A front end's memory changes only when memory is
 /// plugged.
 #[derive(Default)]
-pub struct Places(RwLock<Vec<Known>>);
+pub(crate) struct Places(RwLock<Vec<Known>>);
 
 /// Memory that was asked about, as long as somebody uses it.
 struct Known {
@@ -39,7 +39,7 @@ impl Places {
     ///
     /// # Errors
     /// The files cannot be identified.
-    pub fn place(
+    pub(crate) fn place(
         &self,
         memory: &Arc<GuestMemoryMmap>,
         ram: &Ram,
@@ -59,7 +59,7 @@ impl Places {
     }
 
     /// Removes frames from this process's page table, in all memory that was asked about.
-    pub fn forget(&self, frames: FrameRange) {
+    pub(crate) fn forget(&self, frames: FrameRange) {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
         for Known { memory, pieces } in known.iter() {
             let Some(memory) = memory.upgrade() else { continue };

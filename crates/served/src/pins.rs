@@ -2,16 +2,16 @@
 
 use std::io;
 
-use ebb_block::{Access, DmaFault, Segment};
 use ebb_pager::Pager;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+use ebb_vhost::{Access, DmaFault, Segment};
 
 /// Makes the frames of a request resident, and pins them until [`unpin`].
 ///
 /// # Errors
 /// A frame cannot be pinned, or not now ([`ebb_pager::DeviceAccess::pin_soon`]). Nothing is pinned
 /// then.
-pub fn pin_waiting(pager: &Pager, segments: &[Segment], access: Access) -> Result<(), DmaFault> {
+pub(crate) fn pin(pager: &Pager, segments: &[Segment], access: Access) -> Result<(), DmaFault> {
     let pieces: Vec<_> = segments.iter().flat_map(|segment| pieces(*segment, access)).collect();
     for (index, &(frames, replace)) in pieces.iter().enumerate() {
         if let Err(error) = pager.devices().pin_soon(frames, replace) {
@@ -26,19 +26,19 @@ pub fn pin_waiting(pager: &Pager, segments: &[Segment], access: Access) -> Resul
     Ok(())
 }
 
-/// Ends one [`pin_waiting`] of the same segments.
-pub fn unpin(pager: &Pager, segments: &[Segment]) {
+/// Ends one [`pin`] of the same segments.
+pub(crate) fn unpin(pager: &Pager, segments: &[Segment]) {
     segments.iter().for_each(|segment| pager.devices().unpin(frames_of(*segment)));
 }
 
 /// The error of a pin while the VM has no pager, before it is managed and after it is detached: the
 /// device waits.
-pub fn nobody_there(segments: &[Segment]) -> DmaFault {
+pub(crate) fn nobody_there(segments: &[Segment]) -> DmaFault {
     DmaFault::NotNow(segments.first().map(|segment| segment.gpa).unwrap_or_default())
 }
 
 /// The frames that a segment touches.
-pub(super) fn frames_of(segment: Segment) -> FrameRange {
+pub(crate) fn frames_of(segment: Segment) -> FrameRange {
     let first = segment.gpa.0 / FRAME_BYTES;
     let end = segment.gpa.0 + u64::from(segment.bytes);
     FrameRange::new(Gfn(first), end.div_ceil(FRAME_BYTES) - first)

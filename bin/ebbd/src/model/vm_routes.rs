@@ -1,0 +1,14 @@
+//! Routes of a VM's process that only `ebbd` uses.
+
+/// GET with `after=NUMBER`: [`VmFigures`](super::figures::VmFigures) of a later number; no content:
+/// none came for 5 s.
+pub const FIGURES: &str = "/v1/figures";
+/// PUT a [`Share`](super::share::Share), or null. Answers with the
+/// [`VmFigures`](super::figures::VmFigures) after the change.
+pub const POOL_SHARE: &str = "/v1/pool-share";
+/// PUT a limit in bytes, or null. Answers with the [`VmFigures`](super::figures::VmFigures) after
+/// the change.
+pub const POOL_LIMIT: &str = "/v1/pool-limit";
+/// PUT a [`PressureNotice`](super::host_pressure::PressureNotice). Answers with the bytes that were
+/// reclaimed.
+pub const HOST_PRESSURE: &str = "/v1/host-pressure";

@@ -1,0 +1,60 @@
+//! A VM whose worker has yet to begin.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{Receiver, Sender};
+
+use super::context::VmContext;
+use super::context::mailbox::Command;
+use super::context::service::FaultService;
+use super::publisher::Publisher;
+use super::worker::{Outcome, Worker};
+use crate::system::calibration::Calibrated;
+
+/// Counts what a worker does: commands and ticks that it begins, and the batches of long work.
+pub type Progress = Box<dyn Fn() -> u64 + Send + Sync>;
+
+/// A VM whose faults are served, and whose worker can begin.
+pub struct Ready {
+    cx: VmContext,
+    commands: Receiver<Command>,
+}
+
+impl Ready {
+    /// Serves the VM's faults.
+    ///
+    /// # Errors
+    /// Threads cannot be made; the VM comes back with the error.
+    pub fn new(
+        (mut cx, commands): (VmContext, Receiver<Command>),
+    ) -> Result<Ready, (io::Error, Box<VmContext>)> {
+        let mailbox = cx.mailbox.clone();
+        cx.pager.on_panic(move |why| mailbox.put(Command::Panicked(why)));
+        let vmm = cx.process.as_fd().try_clone_to_owned();
+        match vmm.and_then(|vmm| FaultService::start(&cx.pager, vmm, &cx.mailbox)) {
+            Ok(service) => cx.service = Some(service),
+            Err(error) => return Err((error, Box::new(cx))),
+        }
+        cx.pager.frames().wake_all().unwrap_or_else(|error| tracing::debug!("wake: {error}"));
+        Ok(Ready { cx, commands })
+    }
+
+    /// Returns where commands go.
+    pub fn commands(&self) -> Sender<Command> {
+        self.cx.mailbox.sender()
+    }
+
+    /// Returns a count of what the worker does. It stands still only while the worker does.
+    pub fn progress(&self) -> Progress {
+        let (mailbox, pager) = (self.cx.mailbox.clone(), Arc::clone(&self.cx.pager));
+        Box::new(move || mailbox.begun() + pager.counters().worker_batches.load(Relaxed))
+    }
+
+    /// Runs the worker until the VM is not managed any more.
+    pub fn run(self, calibrated: Arc<Calibrated>, publisher: Publisher) -> Outcome {
+        let Ready { cx, commands } = self;
+        Worker::new(cx, calibrated, publisher).run(&commands)
+    }
+}
