@@ -4,6 +4,8 @@
 //! changed, and now and then. `docs/devices.md`.
 
 pub mod plugged;
+#[cfg(test)]
+mod tests;
 pub mod unplugged;
 
 use std::io;

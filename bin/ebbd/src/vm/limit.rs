@@ -7,6 +7,8 @@ pub mod in_flight;
 pub mod share;
 mod step;
 mod store_failure;
+#[cfg(test)]
+mod tests;
 mod vmm;
 
 use std::io;

@@ -1,6 +1,8 @@
 //! Reclaiming the guest's free memory by its page metadata (V-Probe), and automatic reclaim by
 //! whatever finds free memory.
 
+#[cfg(test)]
+mod tests;
 mod trigger;
 mod vprobe;
 

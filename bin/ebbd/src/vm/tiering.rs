@@ -6,6 +6,8 @@ mod order;
 mod placing;
 mod run;
 mod status;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::sync::Arc;

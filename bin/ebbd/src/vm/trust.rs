@@ -1,5 +1,8 @@
 //! Whether a VM's guest is trusted and its kernel runs, and who is told when that changes.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use ebb_api::Mode;

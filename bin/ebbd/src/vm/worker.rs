@@ -5,6 +5,8 @@ mod obey;
 mod routes;
 mod size;
 mod take;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::sync::Arc;

@@ -98,3 +98,17 @@ fn figures_with(cx: &VmContext, shared: &HyperAlloc, cache_bytes: u64) -> Memory
     let available_bytes = (free_bytes + cache_bytes).saturating_sub(zones * ZONE_BYTES);
     MemoryFigures { total_bytes, available_bytes }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_is_left_alone_until_there_is_a_new_target() {
+        let until = Some(Instant::now() + PAUSE);
+        let mut reserve = Reserve { paused_until: until, next_look: until };
+        assert!(reserve.pause_left().is_some() && !reserve.may_look());
+        reserve.begin_again();
+        assert!(reserve.pause_left().is_none() && reserve.may_look());
+    }
+}

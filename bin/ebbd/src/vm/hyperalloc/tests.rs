@@ -1,5 +1,7 @@
 //! Tests of the shared allocator's part of a size.
 
+use ebb_ledger::Content;
+use ebb_units::HugeFrame;
 use ebb_vm::reach::{DeviceKind, MemoryUser};
 
 use super::*;
@@ -35,8 +37,24 @@ fn a_size_is_not_sought_of_a_guest_that_has_all_back() {
 fn a_size_is_not_sought_while_qemu_may_wait_for_room() {
     let Some((mut cx, _run)) = machine::context() else { return };
     let allocator = shrinking();
+    cx.record.note(|record| record.limit_bytes = Some(HUGE_BYTES));
     assert_eq!(allocator.step_after(&cx), Some(Duration::ZERO));
     cx.no_room = Some("the swap file is full".into());
     assert!(cx.waits());
     assert_eq!(allocator.step_after(&cx), None);
+}
+
+/// The next kernel does not know of it, and nobody returns it.
+#[test]
+fn what_was_hard_reclaimed_is_memory_like_any_other_after_a_reset() {
+    let Some((mut cx, _run)) = machine::context() else { return };
+    cx.record.note(|record| record.shares = true);
+    let huge = HugeFrame(1);
+    let held = cx.pager.residency().lock_huge(huge).expect("nobody works on it");
+    let Ok(held) = held.record() else { panic!("nobody uses it") };
+    held.settle(true);
+    let content = || cx.pager.ledger().content(huge.first());
+    assert_eq!(content(), Content::Empty { fill: 0, hard: true });
+    shrinking().on_reset(&cx);
+    assert_eq!(content(), Content::Empty { fill: 0, hard: false });
 }

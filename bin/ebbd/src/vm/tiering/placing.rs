@@ -32,7 +32,7 @@ const BALANCING: &str = "/proc/sys/kernel/numa_balancing";
 pub struct Placing {
     jobs: Option<Sender<Job>>,
     /// The next job. It waits here until the thread has nothing to do.
-    next: Option<Known>,
+    pub(super) next: Option<Known>,
     /// The thread; `None`: it could not be started.
     thread: Option<JoinHandle<()>>,
     shared: Arc<PlacerState>,

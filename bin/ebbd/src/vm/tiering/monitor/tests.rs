@@ -1,6 +1,7 @@
 //! Tests of monitorings that cannot begin.
 
 use super::*;
+use crate::model::share::Share;
 use crate::vm::context::machine;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -10,6 +11,9 @@ const LONG: Duration = Duration::from_secs(20);
 #[test]
 fn a_monitoring_that_cannot_begin_is_given_up() {
     let Some((mut cx, _run)) = machine::context() else { return };
+    // The pool has it monitored again and again.
+    let share = Share { bytes: 1 << 20, lower_percent: 75, upper_percent: 125 };
+    cx.record.note(|record| record.share = Some(share));
     let (window, period) = (Duration::from_millis(1), LONG);
     let mut monitor =
         Monitor::new(ScheduleSettings { window, rounds: 1, period, ..ScheduleSettings::default() });

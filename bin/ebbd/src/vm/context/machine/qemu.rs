@@ -1,0 +1,143 @@
+//! A QEMU for tests of controllers: it answers by QMP what it was told to, and notes what it is
+//! asked.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::mem;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+
+use ebb_units::Gpa;
+use ebb_vm::Qmp;
+use serde_json::{Value, json};
+
+use crate::vm::context::VmContext;
+use crate::vm::context::qmp_link::QmpLink;
+
+/// How the lines begin that change nothing.
+const QUESTIONS: [&str; 6] = ["query-", "x-query-", "qom-list ", "qom-get ", "info ", "gpa2hva "];
+/// Where QEMU has the devices that have a name.
+const DEVICES: &str = "qom-list /machine/peripheral";
+/// Seconds since 1970 at which the guest reported its figures: in the future, so that they are newer
+/// than whatever the figures are compared with.
+const REPORTED_S: u64 = 1 << 40;
+
+/// A QEMU that answers until the VM's context is dropped.
+pub struct Qemu {
+    stream: UnixStream,
+    talk: Arc<Mutex<Talk>>,
+}
+
+/// What is said by QMP. A request is named by its command and what it is about, as in
+/// `qom-get guest-stats`; one to the human monitor is named by its line.
+#[derive(Default)]
+struct Talk {
+    answers: HashMap<String, Value>,
+    asked: Vec<String>,
+}
+
+impl Qemu {
+    /// Connects a VM to a QEMU whose guest runs, and which has no devices.
+    pub fn of(cx: &mut VmContext) -> Qemu {
+        let (ours, stream) = UnixStream::pair().expect("a pair of sockets");
+        let silence = cx.pager.room().evictor_waits();
+        cx.qmp = QmpLink::new(cx.process.pid(), &cx.record.qmp, Some(Qmp::over(ours)), silence);
+        let qemu = Qemu { stream, talk: Arc::default() };
+        qemu.answers("query-status", json!({ "running": true }));
+        qemu.answers("query-memory-devices", json!([]));
+        let memory = json!({ "base-memory": cx.pager.ram().bytes() });
+        qemu.answers("query-memory-size-summary", memory);
+        let (stream, talk) = (qemu.stream.try_clone(), Arc::clone(&qemu.talk));
+        let stream = stream.expect("a descriptor");
+        thread::spawn(move || {
+            for line in BufReader::new(&stream).lines().map_while(Result::ok) {
+                let request: Value = serde_json::from_str(&line).expect("a request");
+                let answer = talk.lock().expect("no panic").answer(&request);
+                // Nobody may wait for it any more.
+                let _ = (&stream).write_all(format!("{answer}\n").as_bytes());
+            }
+        });
+        qemu
+    }
+
+    /// Answers so from now on to requests of this name.
+    pub fn answers(&self, name: &str, answer: Value) {
+        self.talk().answers.insert(name.into(), answer);
+    }
+
+    /// Says that its only processor runs in these page tables.
+    pub fn runs(&self, root: Gpa) {
+        let registers = format!("CPU#0\nRIP=1000 HLT=0\nCR0=80050033 CR3={:x}\n", root.0);
+        self.answers("info registers -a", json!(registers));
+    }
+
+    /// Has one device with a name, `x`, of this type.
+    pub fn plugs(&self, device_type: &str) {
+        let device = json!({ "name": "x", "type": format!("child<{device_type}>") });
+        self.answers(DEVICES, json!([device]));
+    }
+
+    /// Has a balloon that leaves the guest `left_bytes`, and whose driver reports that
+    /// `available_bytes` are available.
+    pub fn balloons(&self, left_bytes: u64, available_bytes: u64) {
+        self.plugs("virtio-balloon-pci");
+        let driver = json!({ "status": { "statuses": ["VIRTIO_CONFIG_S_DRIVER_OK: x"] } });
+        self.answers("x-query-virtio-status", driver);
+        self.answers("query-balloon", json!({ "actual": left_bytes }));
+        let stats = json!({
+            "stat-total-memory": 1 << 30,
+            "stat-available-memory": available_bytes,
+        });
+        let stats = json!({ "last-update": REPORTED_S, "stats": stats });
+        self.answers("qom-get guest-stats", stats);
+    }
+
+    /// Reports an event.
+    pub fn reports(&self, event: &str) {
+        let line = format!("{}\n", json!({ "event": event }));
+        (&self.stream).write_all(line.as_bytes()).expect("a listener");
+    }
+
+    /// Returns the names of the requests that came since the last call, each with the value that it
+    /// sets.
+    pub fn asked(&self) -> Vec<String> {
+        mem::take(&mut self.talk().asked)
+    }
+
+    /// Returns those of these requests that change something.
+    pub fn told(&self) -> Vec<String> {
+        let is_question = |line: &String| QUESTIONS.iter().any(|word| line.starts_with(word));
+        self.asked().into_iter().filter(|line| !is_question(line)).collect()
+    }
+
+    fn talk(&self) -> MutexGuard<'_, Talk> {
+        self.talk.lock().expect("no panic")
+    }
+}
+
+impl Talk {
+    fn answer(&mut self, request: &Value) -> Value {
+        let command = text(&request["execute"]);
+        let arguments = &request["arguments"];
+        let (name, default) = match command {
+            "human-monitor-command" => (text(&arguments["command-line"]).to_owned(), json!("")),
+            "qom-list" => (format!("{command} {}", text(&arguments["path"])), json!([])),
+            "qom-get" | "qom-set" => {
+                (format!("{command} {}", text(&arguments["property"])), json!({}))
+            }
+            _ => (command.to_owned(), json!({})),
+        };
+        let answer = self.answers.get(&name).unwrap_or(&default);
+        let answer = json!({ "return": answer, "id": request["id"] });
+        self.asked.push(match arguments.get("value") {
+            Some(value) => format!("{name} {value}"),
+            None => name,
+        });
+        answer
+    }
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().expect("text")
+}

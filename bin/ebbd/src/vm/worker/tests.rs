@@ -1,0 +1,202 @@
+//! Tests of what a worker does in what order, and what it passes on.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use ebb_api::{LimitRequest, ReclaimRequest, ResizeRequest};
+use ebb_sys::uffd::Uffd;
+use ebb_units::{FrameRange, Gfn};
+
+use super::*;
+use crate::model::record::{Record, SizeRecord};
+use crate::model::share::Share;
+use crate::vm::context::liveness::End;
+use crate::vm::context::machine::qemu::Qemu;
+use crate::vm::context::machine::{self, FILE_BYTES, Machine, Vmm};
+
+const MIB: u64 = 1 << 20;
+/// A limit, and a size, that a VM of 64 MiB can have.
+const LESS: u64 = 60 * MIB;
+
+fn worker(cx: VmContext) -> Worker {
+    let calibrated = Calibrated::at(cx.record.directory());
+    Worker::new(cx, calibrated, Publisher::new().0)
+}
+
+/// Has the worker obey a command, and returns its answer.
+fn ask<T>(
+    worker: &mut Worker,
+    command: impl FnOnce(oneshot::Sender<Answer<T>>) -> Command,
+) -> Answer<T> {
+    let (to, mut answer) = oneshot::channel();
+    assert!(matches!(worker.obey(command(to)), Next::Go));
+    answer.try_recv().expect("an answer")
+}
+
+fn limit(bytes: Option<u64>) -> LimitRequest {
+    LimitRequest { bytes, low_bytes: None, high_bytes: None }
+}
+
+fn size(bytes: u64) -> ResizeRequest {
+    ResizeRequest { bytes: Some(bytes), node: None, by: None, on_violation: None }
+}
+
+fn is_on_record(directory: &Path) -> bool {
+    Record::load(directory).expect("what can be read").is_some()
+}
+
+#[test]
+fn a_tick_looks_at_devices_then_at_the_guest_then_at_its_size() {
+    let Some((mut cx, machine)) = machine::context() else { return };
+    let qemu = machine.boot(&mut cx);
+    cx.record.note(|record| {
+        record.begin = true;
+        record.size = Some(SizeRecord { bytes: LESS, node: None, by: None });
+    });
+    let mut worker = worker(cx);
+    assert!(matches!(worker.tick(), Next::Go));
+    let asked = qemu.asked();
+    let first = |name: &str| asked.iter().position(|asked| asked == name);
+    // The guest goes on once it is known what its devices may ask for.
+    let places = [
+        "qom-list /machine/peripheral-anon",
+        "cont",
+        "info registers -a",
+        "query-memory-size-summary",
+    ]
+    .map(first);
+    assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{asked:?}");
+    assert!(worker.cx.guest.guest().is_ok() && worker.cx.service.is_some());
+}
+
+/// QEMU itself may be the next to wait.
+#[test]
+fn while_the_guest_waits_for_room_a_tick_asks_of_devices_alone() {
+    let Some((mut cx, machine)) = machine::context() else { return };
+    let qemu = machine.boot(&mut cx);
+    cx.record.note(|record| (record.begin, record.limit_bytes) = (true, Some(LESS)));
+    cx.no_room = Some("the swap file is full".into());
+    let mut worker = worker(cx);
+    assert!(worker.cx.waits() && matches!(worker.tick(), Next::Go));
+    let asked = qemu.asked();
+    let is_asked = |name: &str| asked.iter().any(|asked| asked == name);
+    assert!(is_asked("qom-list /machine/peripheral"), "{asked:?}");
+    assert!(!is_asked("cont") && !is_asked("info registers -a"), "{asked:?}");
+    // The turn of the limit has found that there is room.
+    assert!(!worker.cx.waits());
+    worker.tick();
+    assert_eq!(qemu.told(), ["cont"]);
+}
+
+#[test]
+fn a_command_reaches_its_controller_while_somebody_waits_for_the_answer() {
+    let Some((mut cx, _machine)) = machine::context() else { return };
+    let _qemu = Qemu::of(&mut cx);
+    let mut worker = worker(cx);
+    let set = ask(&mut worker, |to| Command::Limit(limit(Some(LESS)), to)).expect("a limit");
+    assert_eq!((set.bytes, worker.cx.record.limit_bytes), (Some(LESS), Some(LESS)));
+    let (to, answer) = oneshot::channel();
+    drop(answer);
+    assert!(matches!(worker.obey(Command::Limit(limit(None), to)), Next::Go));
+    assert_eq!(worker.cx.record.limit_bytes, Some(LESS), "the client was told that it failed");
+    let lifted = ask(&mut worker, |to| Command::Limit(limit(None), to)).expect("no limit");
+    assert_eq!((lifted.bytes, worker.cx.record.limit_bytes), (None, None));
+    let refused = ask(&mut worker, |to| Command::Reclaim(ReclaimRequest::default(), to));
+    let why = refused.expect_err("nobody knows the guest").to_string();
+    assert!(why.starts_with("the guest is not trusted: "), "{why}");
+    let share = Share { bytes: LESS, lower_percent: 100, upper_percent: 100 };
+    ask(&mut worker, |to| Command::Share(Some(share), to)).expect("a share");
+    assert_eq!(worker.cx.record.limit_bytes, Some(LESS));
+    let refused = ask(&mut worker, |to| Command::Limit(limit(None), to));
+    let why = refused.expect_err("the pool decides").to_string();
+    assert!(why.contains("the pool sets its limit"), "{why}");
+}
+
+/// A VM with a trusted guest that gives up memory by its balloon.
+fn ballooning() -> Option<(Worker, Machine, Qemu)> {
+    let (mut cx, machine) = machine::context()?;
+    let qemu = machine.boot(&mut cx);
+    qemu.balloons(FILE_BYTES, 512 * MIB);
+    let mut worker = worker(cx);
+    let report = ask(&mut worker, |to| Command::Resize(size(LESS), to)).expect("a target");
+    assert_eq!(report.wanted_bytes, LESS);
+    assert!(qemu.told().contains(&format!("balloon {LESS}")));
+    let cx = &worker.cx;
+    assert!(cx.guest.witness().is_some() && cx.record.kernel.is_some());
+    Some((worker, machine, qemu))
+}
+
+#[test]
+fn a_reset_reaches_every_controller() {
+    let Some((mut worker, _machine, qemu)) = ballooning() else { return };
+    qemu.reports("RESET");
+    ask(&mut worker, Command::Ready).expect("it obeys");
+    let cx = &worker.cx;
+    assert_eq!(cx.guest.guest().err(), Some("it was reset and is booting"));
+    assert!(cx.guest.witness().is_none() && cx.record.kernel.is_none());
+    assert_eq!(qemu.told(), [format!("balloon {FILE_BYTES}")]);
+}
+
+#[test]
+fn a_kernel_that_runs_no_more_is_forgotten_and_keeps_its_balloon() {
+    let Some((mut worker, _machine, qemu)) = ballooning() else { return };
+    worker.route(Some(End::Unknown));
+    let cx = &worker.cx;
+    let why = cx.guest.guest().expect_err("it runs no more");
+    assert!(why.contains("vCPUs"), "{why}");
+    assert!(cx.guest.witness().is_none() && cx.record.kernel.is_none());
+    assert_eq!(qemu.told(), [""; 0]);
+}
+
+#[test]
+fn for_a_device_that_came_memory_is_back_before_the_guest_goes_on() {
+    let Some((mut cx, machine)) = machine::context() else { return };
+    let qemu = Qemu::of(&mut cx);
+    let frames = FrameRange::new(Gfn(0), 8);
+    machine.evict(&mut cx, frames);
+    let mut worker = worker(cx);
+    let evicted = |worker: &Worker| {
+        let ledger = worker.cx.pager.ledger();
+        frames.frames().filter(|gfn| ledger.content(*gfn).is_evicted()).count()
+    };
+    worker.look_at_devices();
+    assert_eq!((evicted(&worker), qemu.told().len()), (8, 0));
+    qemu.plugs("vfio-pci");
+    worker.look_at_devices();
+    assert_eq!(evicted(&worker), 0);
+    assert_eq!(qemu.told(), ["stop", "cont"]);
+    assert!(!worker.cx.record.begin && worker.devices.why_stopped().is_none());
+}
+
+#[test]
+fn the_worker_ends_with_qemu() {
+    let Some((mut cx, machine)) = machine::context() else { return };
+    cx.record.note(|_| {});
+    let directory = cx.record.directory().to_owned();
+    let mut worker = worker(cx);
+    assert!(matches!(worker.obey(Command::FaultsEnded(Ok(()))), Next::Go), "it runs");
+    assert!(worker.cx.service.is_some() && is_on_record(&directory));
+    drop(machine.vmm);
+    let next = worker.obey(Command::FaultsEnded(Ok(())));
+    assert!(matches!(next, Next::End(Outcome::Ended(None))));
+    assert!(!is_on_record(&directory));
+}
+
+#[test]
+fn a_vm_that_leaves_is_left_alone_until_its_userfaultfd_is_closed() {
+    let Some((mut cx, machine)) = machine::context() else { return };
+    let qemu = Qemu::of(&mut cx);
+    let uffd = Uffd::new().expect("as the VM's own");
+    // Its third descriptor is the userfaultfd.
+    let open = Vmm::with(uffd.as_fd().try_clone_to_owned().expect("a descriptor"));
+    cx.process = open.process();
+    cx.record.note(|record| record.leaving = Some(2));
+    let directory = cx.record.directory().to_owned();
+    let mut worker = worker(cx);
+    assert!(matches!(worker.tick(), Next::Go));
+    assert!(is_on_record(&directory) && worker.cx.is_to_stay().is_err());
+    worker.cx.process = machine.vmm.process();
+    assert!(matches!(worker.tick(), Next::End(Outcome::Ended(None))));
+    assert!(!is_on_record(&directory));
+    assert_eq!(qemu.asked(), [""; 0]);
+}
