@@ -45,7 +45,7 @@ fn torture(judge: impl Fn(&Reuse) -> Box<dyn Judge>, rest: u64, enough: u64) -> 
 }
 
 #[test]
-fn what_is_in_use_is_read_and_what_was_freed_is_not() {
+fn frames_in_use_are_read_and_freed_ones_are_not() {
     require!(kvmtest::available());
     assert_eq!(torture(|reuse| Box::new(reuse.metadata()), 0, 2000), 0);
     // With this pause, half-filled pages are evicted, too.

@@ -50,7 +50,7 @@ fn all_is_back(mut guest: Sharing, daemon: Daemon, shared: &HyperAlloc) {
 }
 
 #[test]
-fn what_a_guest_frees_is_reclaimed_and_returns_when_touched() {
+fn freed_memory_is_reclaimed_and_returns_when_touched() {
     require!(kvmtest::available());
     for grain in [Grain::Frame, Grain::Huge] {
         let guest = Sharing::new();
@@ -211,7 +211,7 @@ fn die_at(step: usize, guest: &Sharing, pager: &Pager, shared: &HyperAlloc) -> b
 }
 
 #[test]
-fn what_was_reclaimed_outlives_its_daemon() {
+fn reclaimed_memory_outlives_its_daemon() {
     require!(kvmtest::available());
     for grain in [Grain::Frame, Grain::Huge] {
         let mut guest = Sharing::new();

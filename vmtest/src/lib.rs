@@ -20,6 +20,7 @@ mod guest;
 mod host;
 mod memory;
 mod mount;
+mod neighbour;
 pub mod nested;
 mod process;
 mod slow_disk;
@@ -33,12 +34,13 @@ pub use guest::Guest;
 pub use host::{Host, Ran, permit};
 pub use memory::{MemoryDevice, Sizes};
 pub use mount::SmallFs;
+pub use neighbour::Neighbour;
 pub use slow_disk::{SlowDisk, slow_disks};
 use testkit::wait;
 pub use testkit::{
     HostSetting, Scratch, Undo, deadline, give_up, require, setting, skip, undo, until, until_or,
 };
-pub use vm::{Churn, Vm};
+pub use vm::{AccessTimes, Churn, Vm};
 
 /// How often a test repeats what fails rarely: `usual` times, or `long` times if `EBB_LONG` is set.
 pub fn rounds(usual: u32, long: u32) -> u32 {

@@ -22,7 +22,7 @@ use crate::host::{Host, Ran};
 use crate::process;
 use crate::wait::until;
 
-pub use self::load::Churn;
+pub use self::load::{AccessTimes, Churn};
 
 /// A VM whose guest answers. Dropping it kills it, and complaints of its kernel fail the test.
 pub struct Vm {

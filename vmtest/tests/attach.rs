@@ -245,7 +245,7 @@ fn an_attach_that_fails_late_leaves_a_guest_that_runs() {
 }
 
 #[test]
-fn what_cannot_be_removed_keeps_no_vm() {
+fn a_file_that_cannot_be_removed_keeps_no_vm() {
     let host = Host::new();
     let vm = host.qemu(Guest::debian("6.1-cloud").memory("256M").mode("strict").cpus(1));
     vm.guest("fill a 100M");

@@ -50,7 +50,7 @@ fn a_readonly_disk_is_read() {
 }
 
 #[test]
-fn what_is_synced_outlives_its_vm() {
+fn synced_data_outlives_its_vm() {
     require!(tools());
     let host = Host::new();
     let mut disk = Disk::new(&host, "disk", "64M").formatted("ext4");

@@ -162,7 +162,7 @@ fn limit(vm: &Vm, mib: u64) {
 }
 
 #[test]
-fn a_full_run_directory_costs_nobody_a_byte_or_the_daemon() {
+fn a_full_run_directory_costs_no_byte_and_no_daemon() {
     let (run, swap) = (SmallFs::tmpfs(24 * MIB), tempfile::tempdir().unwrap());
     let host = Host::at(run.path());
     host.set("EBB_SWAP_DIR", swap.path());

@@ -47,7 +47,7 @@ fn sizes_and_counts_out_of_range_are_named() {
 }
 
 #[test]
-fn what_cannot_boot_is_refused() {
+fn a_vm_that_cannot_boot_is_refused() {
     let host = Host::new();
     assert_refused(&host, "run --name a --memory 1G", "--kernel");
     assert_refused(&host, "run --name a --memory 1G --kernel /no/such/kernel", "/no/such/kernel");

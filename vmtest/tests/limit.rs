@@ -240,7 +240,7 @@ fn nothing_is_read_for_a_new_process_on_7() {
 
 /// Memory that was refilled for a read is evicted again without being saved again.
 #[test]
-fn what_is_only_read_is_saved_once() {
+fn pages_that_are_only_read_are_saved_once() {
     let vm = Host::new().run(Guest::debian("6.1-cloud").memory("512M").backing("small"));
     vm.guest("fill a 200M");
     limit(&vm, 150);

@@ -6,7 +6,7 @@ use std::thread;
 
 use ebb_api::State;
 use rustix::process::{Pid, Signal, kill_process};
-use vmtest::{Guest, Host, Vm, permit, rounds, until};
+use vmtest::{Guest, Host, Neighbour, Vm, permit, rounds, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -110,20 +110,24 @@ fn a_process_that_ends_is_followed_by_the_next() {
 }
 
 #[test]
-fn a_process_that_stands_still_is_nobody_elses_matter() {
+fn a_stopped_process_delays_no_other_vm() {
     let host = Host::new();
-    let (vm, other) = (limited(&host), limited(&host));
+    let (vm, other) = (limited(&host), Neighbour::new(limited(&host)));
+    let calm = other.times(|| ());
     vm.status();
     signal(server(&host, &vm), Signal::STOP);
     let refused = thread::spawn({
         let (host, name) = (host.clone(), vm.name().to_owned());
         move || host.ebb(&format!("limit {name} 100M")).refused()
     });
-    assert_eq!(other.guest("check a"), "0");
-    other.reclaim();
-    assert_eq!(host.list().len(), 2);
-    let shown = vm.last_status();
-    assert_eq!(shown.pid, vm.pid());
+    let beside = other.times(|| {
+        assert_eq!(host.list().len(), 2);
+        assert_eq!(vm.last_status().pid, vm.pid());
+    });
+    beside.assert_unhindered(calm, "a process that is stopped");
+    other.stop();
+    assert_eq!(other.vm().guest("check a"), "0");
+    other.vm().reclaim();
     let why = refused.join().expect("ebb ends");
     assert!(why.contains("has not answered for"), "{why}");
     signal(server(&host, &vm), Signal::CONT);
@@ -157,26 +161,17 @@ fn many_vms_are_served_at_once() {
 
 /// The worker of one VM loops for ever: its faults and all other VMs are served as before.
 #[test]
-fn an_endless_loop_in_one_process_delays_nobody_else() {
+fn an_endless_loop_in_one_process_delays_no_other_vm() {
     let host = Host::new();
     host.set("EBB_FAIL", "vm1:spin:1");
-    let other = limited(&host);
-    let longest = |vm: &Vm| vm.guest("accesslongest b").parse::<u64>().expect("microseconds");
-    other.guest("access b 40M hot 0 10240");
-    other.guest("accesson b 100000");
-    longest(&other);
-    other.guest("accesson b 100000");
-    let calm_us = longest(&other);
+    let other = Neighbour::new(limited(&host));
+    let calm = other.times(|| ());
     let vm = host.run(small().memory("128M"));
     let process = server(&host, &vm);
     until("its worker to loop", || (worker_ticks(process) > 200).then_some(()));
-    longest(&other);
-    other.guest("accesson b 100000");
-    let loops_us = longest(&other);
-    // The loop takes one of the host's processors, so threads wait longer for theirs.
-    assert!(loops_us < calm_us.max(100_000) * 10, "{calm_us} us before, {loops_us} us beside it");
-    assert!(other.guest("accessstop b").ends_with(" 0"));
-    assert_eq!(other.guest("check a"), "0");
+    other.times(|| ()).assert_unhindered(calm, "an endless loop");
+    other.stop();
+    assert_eq!(other.vm().guest("check a"), "0");
     assert_eq!(host.list().len(), 2);
     assert_eq!(vm.guest("ping"), "done");
     assert_eq!(server(&host, &vm), process, "it still loops");
@@ -196,10 +191,11 @@ fn worker_ticks(process: i32) -> u64 {
 
 /// The ledger that the process maps is cut off, and the next look at it is a SIGBUS.
 #[test]
-fn a_sigbus_in_one_process_is_nobody_elses_matter() {
+fn a_sigbus_in_one_process_delays_no_other_vm() {
     let host = Host::new();
-    let (vm, other) = (limited(&host), limited(&host));
-    let (before, others) = (server(&host, &vm), server(&host, &other));
+    let (vm, other) = (limited(&host), Neighbour::new(limited(&host)));
+    let (before, others) = (server(&host, &vm), server(&host, other.vm()));
+    let calm = other.times(|| ());
     let path = host.run_directory().join("vms").join(vm.name()).join("ledger");
     // Nothing changes in the ledger while its copy is made.
     signal(before, Signal::STOP);
@@ -209,13 +205,14 @@ fn a_sigbus_in_one_process_is_nobody_elses_matter() {
     signal(before, Signal::CONT);
     thread::scope(|scope| {
         let reading = scope.spawn(|| vm.guest("check a"));
-        until("the process to end", || {
-            (!host.servers().contains(&before) || host.server(vm.name()).is_none()).then_some(())
-        });
-        assert_eq!(other.guest("check a"), "0");
+        let has_ended = || !host.servers().contains(&before) || host.server(vm.name()).is_none();
+        let beside = other.times(|| until("the process to end", || has_ended().then_some(())));
+        beside.assert_unhindered(calm, "a SIGBUS");
         assert!(!is_managed(&host, &vm), "it has no ledger");
         fs::write(&path, &copy).expect("the ledger");
         assert_eq!(reading.join().expect("the guest reads"), "0");
     });
-    assert_eq!(server(&host, &other), others);
+    other.stop();
+    assert_eq!(other.vm().guest("check a"), "0");
+    assert_eq!(server(&host, other.vm()), others);
 }

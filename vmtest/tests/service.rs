@@ -9,12 +9,21 @@ use std::path::Path;
 use ebb_api::State;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
-use vmtest::{Disk, Guest, Host, Vm, rounds, until};
+use vmtest::{Disk, Guest, Host, Neighbour, Vm, rounds, until};
 
 const MIB: u64 = 1 << 20;
 
 fn small() -> Guest {
     Guest::debian("6.1-cloud").memory("256M").backing("small").cpus(1)
+}
+
+/// A VM of which a part is evicted.
+fn limited(host: &Host) -> Vm {
+    let vm = host.run(small());
+    vm.guest("fill a 100M");
+    vm.ebb("limit 90M").ok();
+    until("the limit to hold", || (vm.host_bytes() <= 90 * MIB).then_some(()));
+    vm
 }
 
 fn state(host: &Host, vm: &Vm) -> Option<State> {
@@ -28,49 +37,54 @@ fn signal(pid: i32, signal: Signal) {
 #[test]
 fn a_panic_costs_a_moment_of_one_vms_service() {
     let host = Host::new();
-    let large = small().memory("512M").mode("strict");
-    let (vm, other) = (host.run(large), host.run(small()));
+    let vm = host.run(small().memory("512M").mode("strict"));
+    let other = Neighbour::new(limited(&host));
     vm.guest("fill kept 60M");
-    other.guest("fill kept 60M");
     // The worker, the thread that reads faults, and a refill thread.
     for place in ["tick:3", "map:10", "map:400"] {
         host.set("EBB_FAIL", format!("{}:{place}", vm.name()));
         host.kill9();
         host.start();
         let before = host.log().matches("its service failed").count();
-        match place {
-            "map:10" => {
-                vm.wait_trusted();
-                vm.reclaim();
+        let work = || {
+            match place {
+                "map:10" => {
+                    vm.wait_trusted();
+                    vm.reclaim();
+                }
+                "map:400" => drop(vm.ebb("limit 150M").ok()),
+                _ => {}
             }
-            "map:400" => drop(vm.ebb("limit 150M").ok()),
-            _ => {}
-        }
-        vm.guest("fill load 200M");
-        until(format_args!("a panic at {place}"), || {
-            assert_eq!(vm.guest("check kept"), "0", "{place}");
-            (host.log().matches("its service failed").count() > before).then_some(())
+            vm.guest("fill load 200M");
+        };
+        let beside = other.times(|| {
+            work();
+            until(format_args!("a panic at {place}"), || {
+                assert_eq!(vm.guest("check kept"), "0", "{place}");
+                (host.log().matches("its service failed").count() > before).then_some(())
+            });
         });
-        assert_eq!(state(&host, &other), Some(State::Managed), "{place}");
+        assert_eq!(state(&host, other.vm()), Some(State::Managed), "{place}");
         until("it to be recovered again", || {
             (state(&host, &vm) == Some(State::Managed)).then_some(())
         });
         assert_eq!(vm.guest("check kept"), "0", "{place}");
         assert_eq!(vm.guest("check load"), "0", "{place}");
-        assert_eq!(other.guest("check kept"), "0", "{place}");
+        vm.guest("free load");
+        // The same work while nothing fails.
+        beside.assert_unhindered(other.times(work), place);
         vm.guest("free load");
     }
+    other.stop();
+    assert_eq!(other.vm().guest("check a"), "0");
     let daemons = host.log().matches("listening on").count();
     assert_eq!(daemons, 4, "the daemon itself went on");
 }
 
 #[test]
-fn a_qemu_that_stands_still_delays_nobody() {
+fn a_stopped_qemu_delays_no_other_vm() {
     let host = Host::new();
-    let (vm, other) = (host.run(small()), host.run(small()));
-    vm.guest("fill a 60M");
-    vm.ebb("limit 90M").ok();
-    until("the limit to hold", || (vm.host_bytes() <= 90 * MIB).then_some(()));
+    let (vm, other) = (limited(&host), host.run(small()));
     vm.status();
     signal(vm.pid(), Signal::STOP);
     // QEMU does not answer, but what is known of the VM can be read.

@@ -122,7 +122,7 @@ fn a_vm_whose_disk_is_served_stays_managed() {
 
 /// Evicted memory that the guest frees is dropped without being touched.
 #[test]
-fn what_is_freed_is_dropped() {
+fn freed_pages_are_dropped() {
     let host = Host::new();
     let disk = Disk::new(&host, "disk", "512M").formatted("ext4");
     let vm = host.run(Guest::debian("6.1-cloud").memory("512M").own_disk(&disk));

@@ -114,7 +114,7 @@ fn the_fast_tier_keeps_what_is_hot() {
 /// Two VMs share too little memory for both. What one does not need, the other gets, and the first
 /// one gets its share back when it works.
 #[test]
-fn what_one_does_not_need_another_has() {
+fn a_vm_gets_what_another_does_not_need() {
     let host = Host::new();
     let guest =
         || Guest::debian("6.1-cloud").memory("512M").append("pti=on transparent_hugepage=always");

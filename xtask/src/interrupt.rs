@@ -192,12 +192,12 @@ mod tests {
     }
 
     #[test]
-    fn who_quits_leaves_nothing() {
+    fn a_process_that_quits_leaves_nothing() {
         end(1, &[Signal::QUIT]);
     }
 
     #[test]
-    fn what_is_ignored_stays_so() {
+    fn ignored_signals_stay_ignored() {
         let status = "Name:\tx\nSigIgn:\t0000000000000001\n";
         assert!(is_ignored(status, SignalKind::hangup()));
         assert!(!is_ignored(status, SignalKind::interrupt()));

@@ -10,7 +10,7 @@ use hyper::{Method, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 
-use ebb_api::{Problem, Version, advice, route};
+use ebb_api::{ApiErrorBody, Version, advice, route};
 use rustix::net::sockopt::socket_peercred;
 
 /// This program's release.
@@ -106,8 +106,8 @@ async fn exchange(
 }
 
 fn refusal(status: StatusCode, answer: &[u8], restart: impl FnOnce() -> String) -> String {
-    if let Ok(problem) = serde_json::from_slice::<Problem>(answer) {
-        return problem.error;
+    if let Ok(refused) = serde_json::from_slice::<ApiErrorBody>(answer) {
+        return refused.error;
     }
     let text = String::from_utf8_lossy(answer);
     let text = if text.is_empty() { text } else { format!(": {text}").into() };

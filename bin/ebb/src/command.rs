@@ -119,7 +119,15 @@ impl Host {
             "interrupted; a detach that has begun goes on in the daemon: see `ebb status {name}`"
         ))?;
         let ask = || self.ask::<DetachReport>(Method::DELETE, &path);
-        let report = progress::during(&format!("{name}: content comes back"), ask)?;
+        let (mut left_bytes, mut most_bytes) = (0, 0);
+        let line = |time| {
+            if let Ok(VmStatus { limit, .. }) = self.ask(Method::GET, &path) {
+                left_bytes = limit.saved_bytes.saturating_add(limit.on_disk_bytes);
+                most_bytes = left_bytes.max(most_bytes);
+            }
+            show::detaching(name, most_bytes - left_bytes, most_bytes, time)
+        };
+        let report = progress::during(line, ask)?;
         render(&report, vm.output.json, |report| show::detached(name, report))
     }
 

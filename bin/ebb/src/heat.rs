@@ -6,7 +6,7 @@ use ebb_api::{HeatFigures, HeatRegion, HeatTracker, VmName};
 use ebb_units::Bytes;
 
 use crate::interval::readable;
-use crate::show::{row, share};
+use crate::show::{row, with_percent};
 
 /// Cells in a line of a map.
 const COLUMNS: usize = 64;
@@ -112,8 +112,8 @@ fn summary(name: &VmName, figures: &HeatFigures) -> String {
     [
         format!("{name}: {} windows in {took}, {} s ago\n", figures.windows, figures.age_s),
         row("memory", Bytes(figures.memory_bytes)),
-        row("used", share(figures.used_bytes, figures.memory_bytes)),
-        row("hot set", share(figures.hot_bytes, figures.memory_bytes)),
+        row("used", with_percent(figures.used_bytes, figures.memory_bytes)),
+        row("hot set", with_percent(figures.hot_bytes, figures.memory_bytes)),
         row("degrees", degrees(figures)),
         row("weights", weights),
         row("seen by", format!("{by}: {}", figures.tracker_reason)),

@@ -5,7 +5,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time from one update to the next of the line for work of which only the duration is known.
+/// Time from one update to the next of the line that [`during`] shows.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// A line on standard error. It is written only on a terminal, and erased when this value is
@@ -38,8 +38,8 @@ impl Drop for Progress {
     }
 }
 
-/// Does `work`, and shows meanwhile `what` and for how long it has run.
-pub fn during<T>(what: &str, work: impl FnOnce() -> T) -> T {
+/// Does `work`. Meanwhile it shows what `line` returns for the time since `work` began.
+pub fn during<T>(mut line: impl FnMut(Duration) -> String + Send, work: impl FnOnce() -> T) -> T {
     let mut progress = Progress::new();
     if !progress.is_terminal {
         return work();
@@ -50,7 +50,7 @@ pub fn during<T>(what: &str, work: impl FnOnce() -> T) -> T {
             let began = Instant::now();
             // Nothing is sent. The loop ends when the sender is dropped.
             while done.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
-                progress.show(&format!("{what}, {} s", began.elapsed().as_secs()));
+                progress.show(&line(began.elapsed()));
             }
         });
         let answer = work();

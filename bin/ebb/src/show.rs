@@ -3,6 +3,7 @@
 mod brief;
 mod limit;
 mod list;
+mod reach;
 mod reclaim;
 mod size;
 mod tier;
@@ -21,7 +22,7 @@ pub use list::list;
 pub use reclaim::{auto, reclaimed};
 pub use size::{resized, resizing};
 pub use tier::{calibration, monitoring, pool, tier};
-pub use vm::{detached, started, status};
+pub use vm::{detached, detaching, started, status};
 
 /// Returns one labelled line. Control characters are replaced, because some of the text is the
 /// guest's own.
@@ -45,12 +46,12 @@ fn known(bytes: Option<u64>) -> String {
 }
 
 /// Returns a limit, or `none`.
-fn limited(bytes: Option<u64>) -> String {
+fn limit_or_none(bytes: Option<u64>) -> String {
     bytes.map_or("none".into(), |bytes| Bytes(bytes).to_string())
 }
 
 /// Returns a size, and the part of `of_bytes` that it is.
-pub fn share(bytes: u64, of_bytes: u64) -> String {
+pub fn with_percent(bytes: u64, of_bytes: u64) -> String {
     let percent = u128::from(bytes) * 100 / u128::from(of_bytes.max(1));
     format!("{:<12}{percent} %", Bytes(bytes).to_string())
 }
@@ -92,8 +93,8 @@ mod tests {
     }
 
     #[test]
-    fn shares_survive_empty_and_huge_totals() {
-        assert_eq!(share(0, 0), "0 B         0 %");
-        assert_eq!(share(1 << 60, 1 << 60).split_whitespace().last(), Some("%"));
+    fn a_part_survives_empty_and_huge_totals() {
+        assert_eq!(with_percent(0, 0), "0 B         0 %");
+        assert_eq!(with_percent(1 << 60, 1 << 60).split_whitespace().last(), Some("%"));
     }
 }

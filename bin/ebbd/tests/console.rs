@@ -62,7 +62,7 @@ fn a_guest_that_prints_for_ever_fills_nothing() {
 }
 
 #[test]
-fn readers_come_and_go_and_type_and_one_that_does_not_read_holds_up_nobody() {
+fn readers_come_and_go_and_type_and_one_that_does_not_read_delays_no_other() {
     let directory = tempfile::tempdir().unwrap();
     let (mut port, mut child) = start(directory.path());
     let socket = directory.path().join("console.sock");

@@ -1,7 +1,7 @@
 //! What `ebbd` says and understands over its UNIX socket: types, paths, OpenAPI.
 //!
-//! HTTP/1.1 with JSON bodies. A refusal is a [`Problem`] with status 400 (the
-//! request makes no sense), 404 (no such VM), 409 (name or VM already managed),
+//! HTTP/1.1 with JSON bodies. A refusal is an [`ApiErrorBody`] with status 400
+//! (the request makes no sense), 404 (no such VM), 409 (name or VM already managed),
 //! 422 (understood, but this VM or host does not allow it) or 500.
 //! No I/O and no policy here: both sides of the socket share only this crate.
 #![forbid(unsafe_code)]
@@ -33,7 +33,7 @@ pub use pool::{
     UPPER_PERCENT_DEFAULT, UPPER_PERCENT_MAX,
 };
 pub use report::{
-    DetachReport, EvictReport, Problem, ReclaimReport, ResizeReport, Skipped, Version,
+    ApiErrorBody, DetachReport, EvictReport, ReclaimReport, ResizeReport, Skipped, Version,
 };
 pub use request::{
     AttachRequest, AutoRequest, BELOW_PERCENT_DEFAULT, BadRequest, CPUS_MAX, DiskRequest,

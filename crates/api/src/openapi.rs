@@ -45,9 +45,9 @@ struct Description;
 #[expect(dead_code, reason = "only their descriptions are used")]
 mod v1 {
     use crate::{
-        AttachRequest, AutoRequest, AutoStatus, Calibration, DetachReport, EvictReport,
-        EvictRequest, HeatReport, HeatRequest, LimitRequest, LimitStatus, PoolRequest, PoolStatus,
-        Problem, ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest, RunRequest,
+        ApiErrorBody, AttachRequest, AutoRequest, AutoStatus, Calibration, DetachReport,
+        EvictReport, EvictRequest, HeatReport, HeatRequest, LimitRequest, LimitStatus, PoolRequest,
+        PoolStatus, ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest, RunRequest,
         ShareRequest, StatusQuery, Version, VmStatus, VmSummary, route,
     };
 
@@ -67,25 +67,25 @@ mod v1 {
     /// Start QEMU and manage the VM.
     #[utoipa::path(post, path = route::RUN, request_body = RunRequest, responses(
         (status = 200, body = VmStatus),
-        (status = 400, body = Problem, description = "The request makes no sense."),
-        (status = 409, body = Problem, description = "The name is in use."),
-        (status = 422, body = Problem, description = "The host or QEMU does not allow it."),
-        (status = 500, body = Problem, description = "The operation failed."),
-        (status = 503, body = Problem, description = NO_STATUS),
-        (status = 507, body = Problem, description = NO_ROOM),
+        (status = 400, body = ApiErrorBody, description = "The request makes no sense."),
+        (status = 409, body = ApiErrorBody, description = "The name is in use."),
+        (status = 422, body = ApiErrorBody, description = "The host or QEMU does not allow it."),
+        (status = 500, body = ApiErrorBody, description = "The operation failed."),
+        (status = 503, body = ApiErrorBody, description = NO_STATUS),
+        (status = 507, body = ApiErrorBody, description = NO_ROOM),
     ))]
     fn run() {}
 
     /// Manage a QEMU that runs already.
     #[utoipa::path(post, path = route::ATTACH, request_body = AttachRequest, responses(
         (status = 200, body = VmStatus),
-        (status = 400, body = Problem, description = "The request makes no sense."),
-        (status = 409, body = Problem, description = "The name is in use, or the VM is \
+        (status = 400, body = ApiErrorBody, description = "The request makes no sense."),
+        (status = 409, body = ApiErrorBody, description = "The name is in use, or the VM is \
             managed already."),
-        (status = 422, body = Problem, description = "This process cannot be managed."),
-        (status = 500, body = Problem, description = "The operation failed."),
-        (status = 503, body = Problem, description = NO_STATUS),
-        (status = 507, body = Problem, description = NO_ROOM),
+        (status = 422, body = ApiErrorBody, description = "This process cannot be managed."),
+        (status = 500, body = ApiErrorBody, description = "The operation failed."),
+        (status = 503, body = ApiErrorBody, description = NO_STATUS),
+        (status = 507, body = ApiErrorBody, description = NO_ROOM),
     ))]
     fn attach() {}
 
@@ -94,8 +94,8 @@ mod v1 {
         params(("name" = String, Path, description = "The VM's name."), StatusQuery),
         responses(
             (status = 200, body = VmStatus),
-            (status = 404, body = Problem, description = "No such VM."),
-            (status = 503, body = Problem, description = NOT_NOW),
+            (status = 404, body = ApiErrorBody, description = "No such VM."),
+            (status = 503, body = ApiErrorBody, description = NOT_NOW),
         ))]
     fn status() {}
 
@@ -104,11 +104,11 @@ mod v1 {
         params(("name" = String, Path, description = "The VM's name.")),
         responses(
             (status = 200, body = DetachReport),
-            (status = 404, body = Problem, description = "No such VM."),
-            (status = 422, body = Problem, description = "It cannot be detached now."),
-            (status = 500, body = Problem, description = "The operation failed."),
-            (status = 503, body = Problem, description = NOT_NOW),
-            (status = 507, body = Problem, description = NO_ROOM),
+            (status = 404, body = ApiErrorBody, description = "No such VM."),
+            (status = 422, body = ApiErrorBody, description = "It cannot be detached now."),
+            (status = 500, body = ApiErrorBody, description = "The operation failed."),
+            (status = 503, body = ApiErrorBody, description = NOT_NOW),
+            (status = 507, body = ApiErrorBody, description = NO_ROOM),
         ))]
     fn detach() {}
 
@@ -117,12 +117,13 @@ mod v1 {
         params(("name" = String, Path, description = "The VM's name.")),
         responses(
             (status = 200, body = ReclaimReport),
-            (status = 400, body = Problem, description = "The request makes no sense."),
-            (status = 404, body = Problem, description = "No such VM."),
-            (status = 422, body = Problem, description = "This VM's memory cannot be reclaimed."),
-            (status = 500, body = Problem, description = "The operation failed."),
-            (status = 503, body = Problem, description = NOT_NOW),
-            (status = 507, body = Problem, description = NO_ROOM),
+            (status = 400, body = ApiErrorBody, description = "The request makes no sense."),
+            (status = 404, body = ApiErrorBody, description = "No such VM."),
+            (status = 422, body = ApiErrorBody,
+                description = "This VM's memory cannot be reclaimed."),
+            (status = 500, body = ApiErrorBody, description = "The operation failed."),
+            (status = 503, body = ApiErrorBody, description = NOT_NOW),
+            (status = 507, body = ApiErrorBody, description = NO_ROOM),
         ))]
     fn reclaim() {}
 
@@ -131,12 +132,13 @@ mod v1 {
         params(("name" = String, Path, description = "The VM's name.")),
         responses(
             (status = 200, body = AutoStatus),
-            (status = 400, body = Problem, description = "The request makes no sense."),
-            (status = 404, body = Problem, description = "No such VM."),
-            (status = 422, body = Problem, description = "This VM's memory cannot be reclaimed."),
-            (status = 500, body = Problem, description = "The operation failed."),
-            (status = 503, body = Problem, description = NOT_NOW),
-            (status = 507, body = Problem, description = NO_ROOM),
+            (status = 400, body = ApiErrorBody, description = "The request makes no sense."),
+            (status = 404, body = ApiErrorBody, description = "No such VM."),
+            (status = 422, body = ApiErrorBody,
+                description = "This VM's memory cannot be reclaimed."),
+            (status = 500, body = ApiErrorBody, description = "The operation failed."),
+            (status = 503, body = ApiErrorBody, description = NOT_NOW),
+            (status = 507, body = ApiErrorBody, description = NO_ROOM),
         ))]
     fn auto() {}
 
@@ -145,12 +147,12 @@ mod v1 {
         params(("name" = String, Path, description = "The VM's name.")),
         responses(
             (status = 200, body = LimitStatus),
-            (status = 400, body = Problem, description = "The request makes no sense."),
-            (status = 404, body = Problem, description = "No such VM."),
-            (status = 422, body = Problem, description = "This VM cannot have this limit."),
-            (status = 500, body = Problem, description = "The operation failed."),
-            (status = 503, body = Problem, description = NOT_NOW),
-            (status = 507, body = Problem, description = NO_ROOM),
+            (status = 400, body = ApiErrorBody, description = "The request makes no sense."),
+            (status = 404, body = ApiErrorBody, description = "No such VM."),
+            (status = 422, body = ApiErrorBody, description = "This VM cannot have this limit."),
+            (status = 500, body = ApiErrorBody, description = "The operation failed."),
+            (status = 503, body = ApiErrorBody, description = NOT_NOW),
+            (status = 507, body = ApiErrorBody, description = NO_ROOM),
         ))]
     fn limit() {}
 
@@ -160,12 +162,13 @@ mod v1 {
         params(("name" = String, Path, description = "The VM's name.")),
         responses(
             (status = 200, body = ResizeReport),
-            (status = 400, body = Problem, description = "The request makes no sense."),
-            (status = 404, body = Problem, description = "No such VM."),
-            (status = 422, body = Problem, description = "This VM cannot be resized like this."),
-            (status = 500, body = Problem, description = "The operation failed."),
-            (status = 503, body = Problem, description = NOT_NOW),
-            (status = 507, body = Problem, description = NO_ROOM),
+            (status = 400, body = ApiErrorBody, description = "The request makes no sense."),
+            (status = 404, body = ApiErrorBody, description = "No such VM."),
+            (status = 422, body = ApiErrorBody,
+                description = "This VM cannot be resized like this."),
+            (status = 500, body = ApiErrorBody, description = "The operation failed."),
+            (status = 503, body = ApiErrorBody, description = NOT_NOW),
+            (status = 507, body = ApiErrorBody, description = NO_ROOM),
         ))]
     fn resize() {}
 
@@ -174,9 +177,9 @@ mod v1 {
         params(("name" = String, Path, description = "The VM's name.")),
         responses(
             (status = 200, body = ResizeReport),
-            (status = 404, body = Problem, description = "No such VM."),
-            (status = 422, body = Problem, description = "The VM has no target."),
-            (status = 503, body = Problem, description = NOT_NOW),
+            (status = 404, body = ApiErrorBody, description = "No such VM."),
+            (status = 422, body = ApiErrorBody, description = "The VM has no target."),
+            (status = 503, body = ApiErrorBody, description = NOT_NOW),
         ))]
     fn size() {}
 
@@ -185,12 +188,13 @@ mod v1 {
         params(("name" = String, Path, description = "The VM's name.")),
         responses(
             (status = 200, body = EvictReport),
-            (status = 400, body = Problem, description = "The request makes no sense."),
-            (status = 404, body = Problem, description = "No such VM."),
-            (status = 422, body = Problem, description = "This VM's memory cannot be evicted."),
-            (status = 500, body = Problem, description = "The operation failed."),
-            (status = 503, body = Problem, description = NOT_NOW),
-            (status = 507, body = Problem, description = NO_ROOM),
+            (status = 400, body = ApiErrorBody, description = "The request makes no sense."),
+            (status = 404, body = ApiErrorBody, description = "No such VM."),
+            (status = 422, body = ApiErrorBody,
+                description = "This VM's memory cannot be evicted."),
+            (status = 500, body = ApiErrorBody, description = "The operation failed."),
+            (status = 503, body = ApiErrorBody, description = NOT_NOW),
+            (status = 507, body = ApiErrorBody, description = NO_ROOM),
         ))]
     fn evict() {}
 
@@ -200,11 +204,11 @@ mod v1 {
         params(("name" = String, Path, description = "The VM's name.")),
         responses(
             (status = 200, body = HeatReport),
-            (status = 400, body = Problem, description = "The request makes no sense."),
-            (status = 404, body = Problem, description = "No such VM."),
-            (status = 422, body = Problem, description = "This VM cannot be monitored."),
-            (status = 500, body = Problem, description = "The operation failed."),
-            (status = 503, body = Problem, description = NOT_NOW),
+            (status = 400, body = ApiErrorBody, description = "The request makes no sense."),
+            (status = 404, body = ApiErrorBody, description = "No such VM."),
+            (status = 422, body = ApiErrorBody, description = "This VM cannot be monitored."),
+            (status = 500, body = ApiErrorBody, description = "The operation failed."),
+            (status = 503, body = ApiErrorBody, description = NOT_NOW),
         ))]
     fn monitor() {}
 
@@ -213,8 +217,8 @@ mod v1 {
         params(("name" = String, Path, description = "The VM's name.")),
         responses(
             (status = 200, body = HeatReport),
-            (status = 404, body = Problem, description = "No such VM."),
-            (status = 503, body = Problem, description = NOT_NOW),
+            (status = 404, body = ApiErrorBody, description = "No such VM."),
+            (status = 503, body = ApiErrorBody, description = NOT_NOW),
         ))]
     fn heat() {}
 
@@ -223,23 +227,25 @@ mod v1 {
         params(("name" = String, Path, description = "The VM's name.")),
         responses(
             (status = 200, body = PoolStatus),
-            (status = 400, body = Problem, description = "The request makes no sense."),
-            (status = 404, body = Problem, description = "No such VM."),
-            (status = 422, body = Problem, description = "The shares do not fit together, or this VM \
+            (status = 400, body = ApiErrorBody, description = "The request makes no sense."),
+            (status = 404, body = ApiErrorBody, description = "No such VM."),
+            (status = 422, body = ApiErrorBody,
+                description = "The shares do not fit together, or this VM \
                 cannot have one."),
-            (status = 500, body = Problem, description = "The operation failed."),
-            (status = 503, body = Problem, description = NOT_NOW),
-            (status = 507, body = Problem, description = NO_ROOM),
+            (status = 500, body = ApiErrorBody, description = "The operation failed."),
+            (status = 503, body = ApiErrorBody, description = NOT_NOW),
+            (status = 507, body = ApiErrorBody, description = NO_ROOM),
         ))]
     fn share() {}
 
     /// Set the size of the pool, or end the pool.
     #[utoipa::path(put, path = route::POOL, request_body = PoolRequest, responses(
         (status = 200, body = PoolStatus),
-        (status = 422, body = Problem, description = "The pool would be smaller than its shares, \
+        (status = 422, body = ApiErrorBody,
+            description = "The pool would be smaller than its shares, \
             or larger than the host's memory."),
-        (status = 500, body = Problem, description = "The operation failed."),
-        (status = 507, body = Problem, description = NO_ROOM),
+        (status = 500, body = ApiErrorBody, description = "The operation failed."),
+        (status = 507, body = ApiErrorBody, description = NO_ROOM),
     ))]
     fn set_pool() {}
 
@@ -250,16 +256,16 @@ mod v1 {
     /// Measure how fast this host's tiers are; this takes some seconds.
     #[utoipa::path(post, path = route::CALIBRATION, responses(
         (status = 200, body = Calibration),
-        (status = 422, body = Problem, description = "A tier cannot be measured."),
-        (status = 500, body = Problem, description = "The operation failed."),
-        (status = 507, body = Problem, description = NO_ROOM),
+        (status = 422, body = ApiErrorBody, description = "A tier cannot be measured."),
+        (status = 500, body = ApiErrorBody, description = "The operation failed."),
+        (status = 507, body = ApiErrorBody, description = NO_ROOM),
     ))]
     fn calibrate() {}
 
     /// The last calibration.
     #[utoipa::path(get, path = route::CALIBRATION, responses(
         (status = 200, body = Calibration),
-        (status = 422, body = Problem, description = "There was no calibration yet."),
+        (status = 422, body = ApiErrorBody, description = "There was no calibration yet."),
     ))]
     fn calibration() {}
 

@@ -91,9 +91,9 @@ pub struct ResizeReport {
     pub stopped_by: String,
 }
 
-/// Why a request was refused or failed.
+/// The body of an API error: why a request was refused or failed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
-pub struct Problem {
+pub struct ApiErrorBody {
     /// One line: what is wrong, and what to do.
     pub error: String,
 }

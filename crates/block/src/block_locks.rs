@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_woken() {
+    fn a_waiter_is_woken() {
         let locks = Arc::new(BlockLocks::default());
         let wake = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
         let held = locks.try_lock(&[span(0..1, true)], &wake).unwrap();

@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_seen_last_stays() {
+    fn blocks_that_were_seen_last_stay() {
         let hashes = new(1 << 10);
         (0..1 << 14).for_each(|block| hashes.insert(block, &content(block + 1)));
         let kept = |blocks: Range<u64>| {

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_while_it_looks_is_seen() {
+    fn a_request_that_comes_during_a_look_is_seen() {
         let mut patience = Patience { expected: Duration::from_micros(100), since: None };
         // It is seen however long the thread was off the processor.
         assert!(patience.look(|| true));

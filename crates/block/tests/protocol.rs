@@ -129,7 +129,7 @@ fn served_next(bench: &Bench) {
 }
 
 #[test]
-fn half_a_message_keeps_nobody_out() {
+fn half_a_message_keeps_no_front_end_out() {
     let bench = Bench::new();
     let mut half = UnixStream::connect(bench.socket()).unwrap();
     half.write_all(&[1, 0, 0, 0, 1, 0]).unwrap();

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_absent_or_the_kernels_is_not_mapped() {
+    fn absent_entries_and_those_of_the_kernel_map_nothing() {
         assert!(Entry(PRESENT | USER | ACCESSED).is_accessed());
         for bits in [USER | ACCESSED, PRESENT | ACCESSED, ACCESSED, 0] {
             assert!(!Entry(bits).is_accessed(), "{bits:#x}");

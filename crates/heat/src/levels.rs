@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_ram_is_left_alone() {
+    fn frames_outside_ram_are_left_alone() {
         let mut levels = Levels::new(&[FrameRange::new(Gfn(2), 4), FrameRange::new(Gfn(9), 1)], 7);
         levels.next_window();
         assert_eq!(levels.saw(FrameRange::new(Gfn(7), 1), Access::Read), Verdict::Leave);

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn who_slept_through_periods_monitors_once() {
+    fn missed_periods_cause_one_monitoring() {
         let mut schedule = Schedule::new(ScheduleSettings::default(), Duration::ZERO).unwrap();
         let day = Duration::from_secs(86400);
         assert_eq!((0..9).map(|index| schedule.step(index * 600 * MS)).last(), Some(Step::Last));

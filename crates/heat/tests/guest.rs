@@ -221,7 +221,7 @@ fn kernels_before_6_1_keep_the_bits_above_page_tables() {
 }
 
 #[test]
-fn what_is_no_page_table_by_its_metadata_is_not_written() {
+fn a_page_that_is_no_table_by_its_metadata_is_not_written() {
     for kind in [0xffff_ffff, 0, !0x80u32 as u64] {
         let made = Made::new(4);
         let (table, _) = made.chain(0);

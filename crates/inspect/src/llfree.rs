@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_announcement_is_none() {
+    fn malformed_announcements_are_ignored() {
         for line in [
             "LLFREE_ZONE_=1",
             "LLFREE_ZONE_0=1",

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_not_there() {
+    fn malformed_numbers_count_as_missing() {
         for value in ["", "x", "0x", "-", "99999999999999999999", "1 ", " 1", "1.0"] {
             let note = note(&format!("NUMBER(a)={value}\nSIZE(a)={value}\nSYMBOL(a)={value}z\n"));
             assert_eq!(note.number("a"), Err(Untrusted::Lacks("a")), "{value:?}");

@@ -88,7 +88,7 @@ fn page_cache_and_anonymous_memory_is_in_use() {
 }
 
 #[test]
-fn what_is_handed_out_or_free_was_freed() {
+fn a_frame_that_is_free_or_has_another_use_was_freed() {
     let (forge, guest) = guest();
     new_page(&forge, GFN);
     assert!(freed(&forge, &guest, GFN));

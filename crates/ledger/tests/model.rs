@@ -120,7 +120,7 @@ fn a_busy_part_gives_nothing_and_loses_no_mark() {
 }
 
 #[test]
-fn what_a_dead_daemon_locked_is_reported_and_free() {
+fn frames_that_a_dead_daemon_locked_are_reported_and_unlocked() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("ledger");
     let ledger = Ledger::create(&path, END, Tables::WhenSplit).unwrap();

@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_less_than_half_of_it_is_pressed() {
+    fn a_guest_with_less_than_half_of_its_reserve_is_pressed() {
         assert!(!figures(1024, 32).is_pressed() && figures(1024, 31).is_pressed());
         assert!(figures(0, 0).is_pressed());
         assert!(!figures(u64::MAX >> 20, u64::MAX >> 20).is_pressed());

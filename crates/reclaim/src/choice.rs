@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dearer_than_the_frames_that_go_is_not_broken_up() {
+    fn a_huge_frame_that_costs_more_than_the_frames_that_go_stays_whole() {
         let chosen = |want| {
             let mut choice = Choice::new(want);
             choice.may_break(HugeFrame(1), cost(Anonymous, Uses::NOW), 512);

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_costs_least_goes_first() {
+    fn frames_go_in_the_order_of_their_cost() {
         in_order(&[
             (page(Free { order: 0 }), Uses::OFTEN),
             (page(File), Uses::unused_for(3)),
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_need_not_be_written_goes_before_what_must() {
+    fn frames_that_need_no_write_go_first() {
         let kept = Page { is_kept: true, ..page(Anonymous) };
         in_order(&[(kept, Uses::unused_for(1)), (page(Anonymous), Uses::unused_for(1))]);
         let block = page(File);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_guest_counts_as_used_stays_longer() {
+    fn frames_that_the_guest_counts_as_used_stay_longer() {
         let with = |lru| Page { lru, ..page(File) };
         let referenced = with(Lru { referenced: true, ..Lru::default() });
         let active = with(Lru { active: true, referenced: true, ..Lru::default() });
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_forgot_goes_with_what_processes_did() {
+    fn long_unused_frames_of_the_kernel_cost_as_much_as_others() {
         assert_eq!(page(Slab).cost(Uses::unused_for(7)), page(Anonymous).cost(Uses::unused_for(7)));
         in_order(&[
             (page(Slab), Uses::unused_for(7)),
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_balloon_has_nobody_asks_for() {
+    fn frames_in_a_balloon_go_before_unused_ones() {
         in_order(&[(page(PageKind::Offline), Uses::OFTEN), (page(Anonymous), Uses::unused_for(3))]);
         assert!(!page(PageKind::Offline).goes_unwritten());
     }

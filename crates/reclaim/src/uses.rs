@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_more_often_or_later_is_likelier() {
+    fn more_or_later_uses_make_the_next_use_likelier() {
         let likelihood = |turns: &[bool]| in_turns(turns).likelihood(1);
         let once = |ago: usize| likelihood(&[&[true][..], &vec![false; ago]].concat());
         assert!((0..7).all(|ago| once(ago) >= once(ago + 1)));

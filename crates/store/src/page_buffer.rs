@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cleared_is_zeros() {
+    fn a_cleared_buffer_is_zeros() {
         for count in [0, 3] {
             let mut buffer = PageBuffer::new(count);
             buffer.pages_mut().iter_mut().for_each(|page| page.fill(7));

@@ -296,7 +296,7 @@ fn a_swap_file_of_another_size_or_protection_is_refused() {
 }
 
 #[test]
-fn what_shrinks_stays_in_memory_up_to_a_limit() {
+fn pages_that_shrink_stay_in_memory_up_to_a_limit() {
     let Some(dir) = run_directory() else { return eprintln!("SKIPPED: no tmpfs at /dev/shm") };
     let open = |limit| Compressed::open(dir.path(), limit, swap(dir.path(), 64)).unwrap();
     let store = open(1 << 20);

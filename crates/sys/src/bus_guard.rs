@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_mapping_is_not_guarded() {
+    fn impossible_ranges_are_not_guarded() {
         for (start, bytes) in [(0x1000, 0), (0x1001, 4096), (0x1000, 1 << 42), (1 << 60, 4096)] {
             assert!(BusGuard::new(Hva(start), bytes).is_err());
         }

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_keeps_its_bytes() {
+    fn forgotten_pages_keep_their_bytes() {
         let region = shared();
         let _ = use_small_pages(&region);
         let at = |frame: u64| MemoryRegionAddress(frame * FRAME_BYTES);

@@ -25,7 +25,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_large_goes_back_when_it_is_freed() {
+    fn large_allocations_go_back_when_freed() {
         give_back_large();
         let large = || vec![1u8; 8 << 20];
         (0..3).for_each(|_| drop(std::hint::black_box(large())));

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_process_calls_itself_makes_it_no_khugepaged() {
+    fn a_name_alone_makes_no_khugepaged() {
         for (name, parent, expected) in [
             ("khugepaged", KTHREADD, true),
             ("khugepaged", 1, false),

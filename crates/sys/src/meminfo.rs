@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_another_form_is_refused() {
+    fn malformed_text_is_refused() {
         for text in ["", "k 1", "k kB", "k -1 kB", "k 1 MB", "k 1.5 kB", "xk 1 kB", "k 1 2 kB"] {
             assert_eq!(bytes(text, "k"), None, "{text:?}");
         }

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_is_no_stat() {
+    fn truncated_text_is_no_stat() {
         for text in ["7 (sh) S", "7 (sh) S 2 5 6", "7 sh S 2", ")(", ""] {
             assert_eq!(Stat::parse(text.as_bytes()), None, "{text}");
         }

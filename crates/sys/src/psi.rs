@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_another_form_is_refused() {
+    fn malformed_text_is_refused() {
         for text in [
             "",
             "some",
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_this_kernel_offers_is_told() {
+    fn the_form_of_this_kernels_psi_is_reported() {
         let told = Access::open(15).to_string();
         match some_stall() {
             Ok(before) => {

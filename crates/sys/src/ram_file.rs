@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_changes_the_size_of_what_was_made_here() {
+    fn the_size_of_a_ram_file_cannot_change() {
         let file = RamFile::create("ram-test", 1 << 20).unwrap();
         for bytes in [4096, 2 << 20] {
             assert_eq!(ftruncate(&file, bytes), Err(rustix::io::Errno::PERM));

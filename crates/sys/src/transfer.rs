@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_moved_is_not_moved_again() {
+    fn a_partial_transfer_goes_on_where_it_stopped() {
         let mut transfer =
             Transfer::own(file(b""), Operation::Read, 7, AlignedBuffer::new(4096), 100).unwrap();
         assert!(transfer.settle(30).is_none());

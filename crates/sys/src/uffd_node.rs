@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_goes() {
+    fn a_node_is_removed_when_it_is_dropped() {
         let _alone = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         match Node::make(0) {
             Ok(node) => {
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_call_it_has_one_by_the_device() {
+    fn a_process_denied_the_call_uses_the_device() {
         let error = by_device(Errno::NOSYS.into()).err().expect("no kernel has it");
         assert_eq!(error.raw_os_error(), Some(Errno::NOSYS.raw_os_error()));
         match by_device(Errno::PERM.into()) {

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_change_users_hears_what_to_do() {
+    fn a_missing_privilege_comes_with_advice() {
         let both = CapabilitySet::SETUID | CapabilitySet::SETGID;
         assert_eq!(missing_privilege(1000, both), None);
         let (why, advice) = missing_privilege(1000, CapabilitySet::empty()).unwrap();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_no_map() {
+    fn malformed_maps_are_refused() {
         assert_eq!(Numbers::parse("").unwrap().text(), "none");
         for wrong in ["0 0", "0 0 1 1", "a 0 1", "4294967295 0 2", "0 0 4294967296"] {
             assert_eq!(Numbers::parse(wrong), None, "{wrong}");

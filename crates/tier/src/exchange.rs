@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_go_down_lets_nothing_up() {
+    fn a_page_that_cannot_go_down_lets_none_up() {
         let shelf = |stuck: &[u64]| Shelf {
             stuck: stuck.iter().copied().map(Gfn).collect(),
             came: Mutex::default(),

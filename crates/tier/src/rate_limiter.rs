@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_who_come_too_early_wait() {
+    fn early_requests_wait() {
         let (limiter, now) = (RateLimiter::new(1000), Instant::now());
         let at = |ms| now + Duration::from_millis(ms);
         assert_eq!(limiter.reserve(now, 500), Duration::ZERO);
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_limit_nobody_waits() {
+    fn without_a_limit_no_request_waits() {
         let (limiter, now) = (RateLimiter::unlimited(), Instant::now());
         assert_eq!(limiter.reserve(now, u64::MAX), Duration::ZERO);
         assert_eq!(limiter.reserve(now, u64::MAX), Duration::ZERO);

@@ -111,7 +111,9 @@ proptest! {
     }
 
     #[test]
-    fn what_is_left_goes_round(vms in prop::collection::vec(vm(), 1..6), spare in 0u64..200) {
+    fn spare_memory_goes_to_the_vm_that_got_least(
+        vms in prop::collection::vec(vm(), 1..6), spare in 0u64..200,
+    ) {
         let mut host = Host::new(&vms, spare);
         for (index, vm) in vms.iter().enumerate() {
             let need = Need { held_frames: 0, hot_frames: vm.hot_frames[0] };

@@ -176,7 +176,7 @@ fn pages_go_to_a_file_and_come_back_by_plan_or_touch() {
 }
 
 #[test]
-fn what_shrinks_stays_in_memory_compressed() {
+fn pages_that_shrink_stay_in_memory_compressed() {
     let store = |run: &Path| -> Box<dyn Store> {
         Box::new(Compressed::open(run, BYTES, swap_file(run, FRAMES)).unwrap())
     };

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_chain_is_refused() {
+    fn malformed_chains_are_refused() {
         let refused = |table: &[Entry], head| {
             walk(&guest(&[(0x1000, table)]), Gpa(0x1000), table.len() as u16, head).unwrap_err()
         };

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_ends_it() {
+    fn a_malformed_message_ends_the_connection() {
         let refused = |bytes: &[u8]| {
             let (mut front_end, mut ours) = pair();
             front_end.write_all(bytes).unwrap();

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_else_waits_at_the_listener() {
+    fn no_other_client_can_wait_at_the_listener() {
         let (ours, listener) = stream_to_listener().unwrap();
         let address = getsockname(&listener).unwrap();
         let socket = || {

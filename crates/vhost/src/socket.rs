@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_socket_is_kept() {
+    fn a_file_that_is_no_socket_is_kept() {
         let directory = tempfile::tempdir().unwrap();
         let (file, link) = (directory.path().join("file"), directory.path().join("link"));
         fs::write(&file, "a user's").unwrap();

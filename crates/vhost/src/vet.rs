@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_eventfd_signals_and_nobody_waits_in_it() {
+    fn only_an_eventfd_signals_and_a_full_one_does_not_block() {
         let (stream, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         let refused = vet(&mut message(Request::SET_VRING_CALL, stream.into()));
         assert!(matches!(refused, Err(Parted::NoEvent)));

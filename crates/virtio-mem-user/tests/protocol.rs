@@ -131,7 +131,7 @@ fn a_stopped_device_announces_nothing() {
 }
 
 #[test]
-fn half_a_message_keeps_nobody_out() {
+fn half_a_message_keeps_no_front_end_out() {
     let driver = Driver::new();
     let bench = Bench::new(&driver.vm);
     stream(&bench.socket()).write_all(&message(1, 1, &[0])[..6]).unwrap();
@@ -289,7 +289,7 @@ fn a_front_end_that_makes_no_sense_is_disconnected() {
 }
 
 #[test]
-fn a_silent_front_end_holds_nobody_up() {
+fn a_silent_front_end_delays_no_request() {
     let driver = Driver::new();
     let mut bench = Bench::new(&driver.vm);
     let mut silent = stream(&bench.socket());

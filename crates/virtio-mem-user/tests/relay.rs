@@ -86,7 +86,7 @@ fn a_device_may_come_back() {
 }
 
 #[test]
-fn what_is_asked_meanwhile_is_answered_by_the_next() {
+fn a_request_without_a_server_is_answered_by_the_next_one() {
     let mut bench = Bench::new();
     bench.request_blocks(3);
     let mut front_end = bench.connect();
@@ -109,7 +109,7 @@ fn what_is_asked_meanwhile_is_answered_by_the_next() {
 }
 
 #[test]
-fn half_a_message_keeps_nobody_out() {
+fn half_a_message_keeps_no_front_end_out() {
     let bench = Bench::new();
     let mut half = stream(&bench.path("front"));
     half.write_all(&[1, 0, 0, 0, 1]).unwrap();

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_state_is_said_to_be_none() {
+    fn an_unusable_state_file_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state");
         for content in [vec![], vec![0; 8192], vec![0xff; 8192], vec![0; 100], vec![0; 12288]] {

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_standard_does_not_have_is_no_request() {
+    fn unknown_request_types_are_refused() {
         for kind in [4, 5, 0x100, 0xff00, u16::MAX] {
             let mut bytes = Request::UnplugAll.to_bytes();
             bytes[..2].copy_from_slice(&kind.to_le_bytes());

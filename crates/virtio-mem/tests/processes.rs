@@ -70,7 +70,7 @@ impl Memory for Slow {
 }
 
 #[test]
-fn what_a_driver_reads_does_not_wait_for_memory() {
+fn a_drivers_reads_do_not_wait_for_memory() {
     let directory = tempfile::tempdir().unwrap();
     let (began, has_begun) = channel();
     let (release, go_on) = channel();

@@ -186,7 +186,7 @@ fn touches_are_judged() {
 
 /// 5.15.6
 #[test]
-fn what_is_no_request_is_an_error() {
+fn a_malformed_request_is_an_error() {
     let mut driver = Driver::with(20);
     driver.ask(plug(0, 1));
     let error = Response::Error.to_bytes();
@@ -228,7 +228,7 @@ fn blocks_that_are_none_are_an_error() {
 
 /// 5.15.6.3.2
 #[test]
-fn what_is_plugged_cannot_be_plugged() {
+fn plugged_blocks_cannot_be_plugged() {
     let mut driver = Driver::with(20);
     assert_eq!(driver.ask(plug(5, 5)), Response::Ack);
     for (first, count) in [(5, 5), (5, 1), (9, 1), (4, 2), (9, 2), (0, 20)] {
@@ -242,7 +242,7 @@ fn what_is_plugged_cannot_be_plugged() {
 
 /// 5.15.6.4.2
 #[test]
-fn what_is_unplugged_cannot_be_unplugged() {
+fn unplugged_blocks_cannot_be_unplugged() {
     let mut driver = Driver::with(20);
     driver.ask(plug(5, 5));
     for (first, count) in [(4, 1), (10, 1), (4, 2), (9, 2), (0, 20)] {

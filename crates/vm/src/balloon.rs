@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_guest_does_not_tell_is_none() {
+    fn figures_that_a_guest_does_not_report_are_none() {
         let stats = parse(&json!({
             "last-update": 1_700_000_000u64,
             "stats": { "stat-total-memory": 4096, "stat-free-memory": u64::MAX, "stat-htlb": 1 },

@@ -113,7 +113,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn an_owner_that_accepts_nobody_is_not_waited_for() {
+    fn an_owner_that_accepts_no_connection_is_not_waited_for() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();

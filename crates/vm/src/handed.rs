@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_only_root_may_read_is_a_sealed_copy() {
+    fn a_file_for_root_alone_becomes_a_sealed_copy() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("vmlinuz");
         std::fs::write(&path, "a kernel").unwrap();
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_not_waited_for() {
+    fn a_boot_file_of_another_kind_is_not_waited_for() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("fifo");
         rustix::fs::mkfifoat(rustix::fs::CWD, &path, Mode::RUSR).unwrap();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_into_the_guest_is_not_copied() {
+    fn a_boot_file_that_does_not_fit_into_the_guest_is_not_copied() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("initrd");
         std::fs::write(&path, [0; 4097]).unwrap();
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_socket_has_nobody_behind_it_yet() {
+    fn a_bound_socket_has_no_server_yet() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("sock");
         let _bound = bound(&path).unwrap();

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_does_not_pin() {
+    fn a_device_node_pins_nothing() {
         let null = File::options().write(true).open("/dev/null").expect("a device");
         assert_eq!(of(&null), None);
     }

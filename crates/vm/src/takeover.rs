@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_nobody_has_is_said_so() {
+    fn a_pid_without_a_process_is_reported() {
         let error = open(i32::MAX).err().unwrap();
         assert_eq!(error.to_string(), "there is no process 2147483647");
     }

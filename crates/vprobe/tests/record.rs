@@ -82,7 +82,7 @@ fn a_record_holds_121_ranges() {
 }
 
 #[test]
-fn what_changes_later_is_not_sealed() {
+fn fields_that_change_later_are_not_sealed() {
     let mut words = registration().words(AT.0);
     words[5] = words[5] & 0xffff_ffff | 2 << 32;
     words[6] = u64::MAX;

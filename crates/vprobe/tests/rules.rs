@@ -146,7 +146,7 @@ fn a_refusal_names_rule_byte_and_instruction() {
 }
 
 #[test]
-fn what_no_rule_forbids_may_still_not_be_translated() {
+fn an_instruction_that_no_rule_forbids_may_lack_a_translation() {
     let others: [&[u8]; 14] = [
         &[0x89, 0xf8],                   // mov eax, edi
         &[0x48, 0x39, 0xf8],             // cmp rax, rdi
@@ -170,7 +170,7 @@ fn what_no_rule_forbids_may_still_not_be_translated() {
 }
 
 #[test]
-fn what_is_no_instruction_is_refused() {
+fn unknown_instructions_are_refused() {
     assert_eq!(cause_of(&[0x06]), Cause::Unknown);
     assert_eq!(refusal_of(&[0x8b, 0x07, 0x8b, 0x47]), (Cause::Unknown, 2));
 }

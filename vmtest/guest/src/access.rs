@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::buffer::{self, Buffer};
 use crate::pattern::{WORDS_PER_PAGE, Wrong};
+use crate::times::Times;
 use crate::{Context, Result, measure, spread};
 
 /// Accesses between two entries into the kernel. With page-table isolation, other page tables are
@@ -39,8 +40,8 @@ struct Shared {
     law: Mutex<Law>,
     stop: AtomicBool,
     done: AtomicU64,
-    /// The longest time of [`BATCH`] accesses since somebody last asked, in microseconds.
-    longest_us: AtomicU64,
+    /// How long each [`BATCH`] accesses took since somebody last asked.
+    times: Mutex<Times>,
 }
 
 impl Law {
@@ -84,7 +85,7 @@ impl Access {
             law: Mutex::new(law),
             stop: AtomicBool::new(false),
             done: AtomicU64::new(0),
-            longest_us: AtomicU64::new(0),
+            times: Mutex::default(),
         });
         let for_thread = Arc::clone(&shared);
         let thread = thread::Builder::new().name("access".into());
@@ -110,9 +111,11 @@ impl Access {
         Ok(format!("{} {}", self.shared.done.load(Relaxed), self.began.elapsed().as_micros()))
     }
 
-    /// Returns the longest time of [`BATCH`] accesses since the last call, in microseconds.
-    pub fn longest(&self) -> String {
-        self.shared.longest_us.swap(0, Relaxed).to_string()
+    /// Returns how long each [`BATCH`] accesses took since the last call, in the format of
+    /// [`Times`].
+    pub fn times(&self) -> String {
+        let mut times = self.shared.times.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *times).to_string()
     }
 
     /// The guest's frames of the pages, in the order of the pages.
@@ -146,7 +149,7 @@ fn work(mut buffer: Buffer, shared: &Shared) -> Wrong {
             }
         }
         let took_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
-        shared.longest_us.fetch_max(took_us, Relaxed);
+        shared.times.lock().unwrap_or_else(PoisonError::into_inner).add(took_us);
         shared.done.fetch_add(BATCH, Relaxed);
         thread::yield_now();
     }

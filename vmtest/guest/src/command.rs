@@ -84,7 +84,7 @@ impl Guest {
                 done()
             }
             ["accesson", name, more] => find(&mut self.accesses, name)?.wait(number(more)?),
-            ["accesslongest", name] => Ok(find(&mut self.accesses, name)?.longest()),
+            ["accesstimes", name] => Ok(find(&mut self.accesses, name)?.times()),
             ["accessframes", name] => Ok(find(&mut self.accesses, name)?.frames()),
             ["accessstop", name] => take(&mut self.accesses, name)?.stop(),
             ["timed", what, ..] => timed(what, request),

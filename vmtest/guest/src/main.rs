@@ -22,6 +22,7 @@ mod power;
 mod samples;
 mod shell;
 mod spread;
+mod times;
 
 use std::convert::Infallible;
 use std::fmt::Display;

@@ -11,6 +11,19 @@ pub struct Churn {
     pub wrong_bytes: u64,
 }
 
+/// How long the accesses of a guest take that `access NAME` has begun, 256 accesses at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AccessTimes {
+    /// How many times were taken.
+    pub count: u64,
+    /// 99 of 100 times do not exceed this, in microseconds; within 9 %.
+    pub p99_us: u64,
+    /// The longest time in microseconds.
+    pub longest_us: u64,
+    /// Times of 100 ms and more.
+    pub slow: u64,
+}
+
 impl Vm {
     /// Starts a load that uses at most `size`, until it is stopped.
     pub fn churn(&self, size: &str) {
@@ -34,6 +47,17 @@ impl Vm {
                 Churn { cycles, wrong_bytes }
             }
             _ => panic!("churnstop answers {answer:?}"),
+        }
+    }
+
+    /// How long accesses took since this was last asked.
+    pub fn access_times(&self, name: &str) -> AccessTimes {
+        let answer = self.guest(&format!("accesstimes {name}"));
+        let figures: Vec<u64> =
+            answer.split_whitespace().map_while(|word| word.parse().ok()).collect();
+        match figures[..] {
+            [count, p99_us, longest_us, slow] => AccessTimes { count, p99_us, longest_us, slow },
+            _ => panic!("accesstimes answers {answer:?}"),
         }
     }
 

@@ -93,7 +93,7 @@ impl Words {
 }
 
 #[test]
-fn what_the_host_has_taken_leaves_the_totals() {
+fn reclaimed_memory_leaves_the_totals() {
     require!(assets::kernel("llfree"));
     let vm = start(guest().memory("512M"));
     let words = Words::of(&vm);
@@ -157,7 +157,7 @@ fn page_cache_is_purged_when_the_host_asks() {
 
 /// All processors share the slots, unless the command line asks for slots of their own.
 #[test]
-fn the_command_line_says_who_has_slots() {
+fn the_command_line_says_how_slots_are_shared() {
     require!(assets::kernel("llfree"));
     let refusal = "llfree.reserve is \"type\" or \"core\"";
     let cases = [("", 1), ("llfree.reserve=core", 2), ("llfree.reserve=cores", 1)];

@@ -188,7 +188,7 @@ fn two_nodes_of_a_vm_that_others_started() {
 
 /// What a limit has evicted is dropped once it is free.
 #[test]
-fn what_is_saved_and_free_is_dropped() {
+fn saved_pages_of_free_memory_are_dropped() {
     require!(assets::kernel("llfree"));
     let vm = start(&Host::new(), |guest| guest);
     vm.guest("fill kept 50M");

@@ -7,7 +7,7 @@ use vmtest::{Guest, Host, Vm, until};
 use crate::{GIB, MIB, growing, reach, resize, size, total_bytes, wait_total};
 
 #[test]
-fn what_cannot_move_is_reported_and_left_alone() {
+fn memory_that_cannot_move_is_reported_and_left_alone() {
     let guest = growing().append("memhp_default_state=online_kernel");
     let vm = Host::new().run(guest);
     let began_bytes = total_bytes(&vm);

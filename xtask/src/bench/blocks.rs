@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interruption_costs_one_side_and_the_hosts_failures_are_nobodys() {
+    fn an_interruption_costs_one_side_and_a_failing_host_none() {
         let directory = vmtest::Scratch::new("ebb-test-").unwrap();
         let taken_now = RefCell::new(Vec::new());
         let run = |most: usize| {
@@ -296,7 +296,7 @@ mod tests {
 
     /// Otherwise a side that fails where it is slow would look fast.
     #[test]
-    fn who_is_judged_fails_for_good() {
+    fn a_failure_of_a_judged_side_counts() {
         let directory = vmtest::Scratch::new("ebb-test-").unwrap();
         let times = Cell::new(0);
         let (taken, notes) = take(&session(&directory), 3, |side| {
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_left_out_late_makes_no_block_too_many() {
+    fn a_side_that_is_left_out_late_causes_no_further_block() {
         let directory = vmtest::Scratch::new("ebb-test-").unwrap();
         let times = Cell::new(0);
         let (taken, _) = take(&session(&directory), 3, |side| {

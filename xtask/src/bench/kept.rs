@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_ask_for_them_begins_anew() {
+    fn a_session_that_does_not_ask_for_kept_results_begins_anew() {
         let directory = vmtest::Scratch::new("ebb-test-").unwrap();
         Kept::open(&session(directory.path(), false, 1), "x").unwrap().put(block("a")).unwrap();
         let path = directory.path().join("x.blocks");

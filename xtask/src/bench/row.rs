@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn who_fails_misses_its_goal() {
+    fn a_side_that_fails_misses_its_goal() {
         let good = || row(&[1.0; 5], &[2.0; 5]).at_most(1.0);
         assert_eq!(decided(good().failed(0)), (Some(true), false));
         assert_eq!(decided(good().failed(1)), (Some(false), false));

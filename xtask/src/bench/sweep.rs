@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn who_runs_has_left_nothing() {
+    fn a_running_process_has_left_nothing() {
         assert!(!is_left(&format!("{PREFIX}{}-vm", std::process::id())));
         assert!(is_left(&format!("{PREFIX}4194305-vm")));
         assert!(!is_left("ebb-bench-vm") && !is_left("ebb-4194305-vm"));

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_lacks_is_told_with_what_is_left() {
+    fn a_kernel_without_psi_is_reported_with_the_remedy() {
         let none = judge(&Access::None(io::ErrorKind::NotFound.into()), false);
         assert_eq!(none.verdict, Verdict::Degraded);
         assert!(none.found.starts_with("available memory; no PSI"), "{}", none.found);

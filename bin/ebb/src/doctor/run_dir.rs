@@ -132,7 +132,7 @@ mod tests {
     const NOWHERE: &str = "/proc/self/nowhere";
 
     #[test]
-    fn what_is_found_is_mended_by_its_own_fix() {
+    fn each_finding_has_a_fix_that_mends_it() {
         let temp = shared();
         let dir = temp.path().join("a/b");
         let absent = judge(&dir, false);
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_daemon_refuses_is_missing_in_its_words() {
+    fn a_directory_that_the_daemon_refuses_is_missing_in_its_words() {
         let temp = shared();
         let [dir, link, file] = ["dir", "link", "file"].map(|name| temp.path().join(name));
         fs::create_dir(&dir).unwrap();

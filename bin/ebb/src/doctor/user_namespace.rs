@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_change_users_cannot_be_any() {
+    fn a_missing_privilege_is_found() {
         let whole = UserNamespace::parse("0 0 4294967295", "0 0 4294967295", "allow").unwrap();
         let finding = judge(Ok(whole), missing_privilege(1000, CapabilitySet::empty()));
         assert_eq!(finding.verdict, Verdict::Degraded);

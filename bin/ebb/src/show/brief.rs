@@ -1,24 +1,23 @@
-//! The few lines that `ebb status` prints of a VM.
+//! The five lines that `ebb status` prints of a VM, and those about what is out of the ordinary.
 
 use ebb_api::{Mechanism, Mode, VmStatus};
 use ebb_units::{Bytes, FRAME_BYTES};
 
-use super::{limited, reclaim, row, state_word, times, vm};
+use super::{limit_or_none, reach, reclaim, row, state_word, vm};
 
 /// Returns what an operator looks for first: warnings, and devices that restrict Ebb, then where
 /// the memory is.
 pub fn brief(status: &VmStatus) -> String {
+    let (name, state, pid) = (&status.name, state_word(status.state), status.pid);
     [
-        format!("{}: {}, QEMU's pid is {}\n", status.name, state_word(status.state), status.pid),
+        format!("{name}: {state}, QEMU's pid is {pid}; --verbose shows all\n"),
         vm::state(status),
         vm::warnings(status),
-        vm::reach(&status.reach),
+        reach::rows(&status.reach),
         row("memory", memory(status)),
         row("guest", guest(status)),
         row("limit", limit(status)),
         row("reclaimed", reclaimed(status)),
-        row("faults", times(status.fault_ns)),
-        row("more", format!("ebb status {} --verbose", status.name)),
     ]
     .concat()
 }
@@ -53,7 +52,7 @@ fn guest(status: &VmStatus) -> String {
 
 fn limit(status: &VmStatus) -> String {
     let limit = &status.limit;
-    let at = limited(limit.bytes);
+    let at = limit_or_none(limit.bytes);
     let compressed = match limit.compressed_pages {
         0 => String::new(),
         pages => format!(

@@ -3,7 +3,7 @@
 use ebb_api::VmSummary;
 use ebb_units::Bytes;
 
-use super::{limited, state_word, table};
+use super::{limit_or_none, state_word, table};
 
 /// Returns one line for each VM.
 pub fn list(vms: &[VmSummary]) -> String {
@@ -29,7 +29,7 @@ fn summary(vm: &VmSummary) -> [String; 10] {
         vm.mode.to_string(),
         if vm.trusted { "yes".into() } else { "no".into() },
         if vm.auto { "on".into() } else { "off".into() },
-        limited(vm.limit_bytes),
+        limit_or_none(vm.limit_bytes),
         known(vm.resident_bytes),
         known(vm.evicted_bytes),
         Bytes(vm.memory_bytes).to_string(),

@@ -89,8 +89,9 @@ pub fn auto(name: &VmName, status: &AutoStatus) -> String {
     format!("{name}: automatic reclaim\n") + &auto_rows(status)
 }
 
-/// Returns the lines of the allocator that the guest shares, or nothing if it shares none.
-pub fn sharing(vm: &VmStatus) -> String {
+/// Returns the section of a VM's status about the allocator that the guest shares, or nothing if it
+/// shares none.
+pub fn allocator_section(vm: &VmStatus) -> String {
     let shared = &vm.sharing;
     if vm.mechanism != Mechanism::HyperAlloc && shared.size_bytes.is_none() {
         return String::new();
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_blocks_automatic_reclaim_is_reported() {
+    fn the_blocked_reason_of_automatic_reclaim_is_shown() {
         let why = "the guest is not trusted: it is still booting";
         let auto = |stuck: Option<&str>| AutoStatus { stuck: stuck.map(str::to_owned), ..auto() };
         assert!(auto_rows(&auto(Some(why))).contains(&format!("blocked by    {why}; until then")));
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_begins_a_round_is_told() {
+    fn the_cause_of_a_round_is_shown() {
         let told = auto_rows(&auto());
         assert!(told.contains("on, every 5 s, keeps 0 B free"), "{told}");
         let pressure = PressureStatus { seen_by: None, rounds: 0, why: None, age_s: None };

@@ -6,9 +6,9 @@ use ebb_units::Bytes;
 use super::{known, row};
 use crate::interval::readable;
 
-/// Returns the lines of the guest's size. A VM that has its initial size, no target and no memory
-/// device shows only its balloon.
-pub fn sizes(size: &SizeStatus, held: Option<&BalloonStatus>) -> String {
+/// Returns the section of a VM's status about the guest's size. A VM that has its initial size, no
+/// target and no memory device shows only its balloon.
+pub fn section(size: &SizeStatus, held: Option<&BalloonStatus>) -> String {
     let differs = size.bytes != size.initial_bytes || size.wanted_bytes.is_some();
     let rows = match differs || !size.devices.is_empty() {
         true => size_rows(size),

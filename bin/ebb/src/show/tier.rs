@@ -3,7 +3,7 @@
 use ebb_api::{Calibration, HeatReport, PoolMember, PoolStatus, TierStatus, VmName};
 use ebb_units::Bytes;
 
-use super::{known, limited, row, table};
+use super::{known, limit_or_none, row, table};
 use crate::interval::readable;
 
 /// Returns the tiers that have a VM's memory.
@@ -12,8 +12,8 @@ pub fn tier(name: &VmName, status: &TierStatus, warnings: &[String]) -> String {
     format!("{name}: {}\n", status.ladder) + &tier_rows(status) + &warnings
 }
 
-/// Returns the tiers as a part of the VM's status.
-pub fn tiers(tier: &TierStatus) -> String {
+/// Returns the section of a VM's status about its tiers.
+pub fn section(tier: &TierStatus) -> String {
     "\ntiers\n".to_owned() + &row("ladder", &tier.ladder) + &tier_rows(tier)
 }
 
@@ -71,6 +71,6 @@ fn member(vm: &PoolMember) -> [String; 8] {
     let [share, lower, upper, held, goal] =
         [vm.share_bytes, vm.lower_bytes, vm.upper_bytes, vm.held_bytes, vm.goal_bytes]
             .map(|bytes| Bytes(bytes).to_string());
-    let limit = limited(vm.limit_bytes);
+    let limit = limit_or_none(vm.limit_bytes);
     [vm.name.to_string(), share, lower, upper, known(vm.hot_bytes), held, goal, limit]
 }

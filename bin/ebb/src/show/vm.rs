@@ -3,21 +3,19 @@
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
+use std::time::Duration;
 
-use ebb_api::{
-    Confinement, DetachReport, DiskCounts, GuestStatus, MayTake, Mode, ReachStatus, VmName,
-    VmStatus,
-};
+use ebb_api::{Confinement, DetachReport, DiskCounts, GuestStatus, Mode, VmName, VmStatus};
 use ebb_units::Bytes;
 
-use super::{known, limit, reclaim, row, share, size, state_word, tier, times};
+use super::{known, limit, reach, reclaim, row, size, state_word, tier, times, with_percent};
 use crate::interval::readable;
 
 /// Returns what `run` and `attach` decided, and how to see the guest.
 pub fn started(vm: &VmStatus) -> String {
     let memory = Bytes(vm.memory_bytes);
     let head = format!("{} is managed: QEMU's pid is {}, memory {memory}\n", vm.name, vm.pid);
-    head + &decisions(vm) + &console(vm) + &warnings(vm)
+    head + &warnings(vm) + &decisions(vm) + &console(vm)
 }
 
 /// Returns how to see the console of a VM that Ebb started.
@@ -32,11 +30,18 @@ fn console(vm: &VmStatus) -> String {
 fn decisions(vm: &VmStatus) -> String {
     let because = |choice: &str, reason: &str| format!("{choice:<9}{reason}");
     row("accelerator", because(vm.accelerator.as_str(), &vm.accelerator_reason))
-        + &row("backing", because(vm.backing.as_str(), &vm.backing_reason))
+        + &row("backing", because(vm.backing.as_str(), backing_reason(vm)))
         + &row("mode", because(vm.mode.as_str(), &vm.mode_reason))
-        + &reach(&vm.reach)
+        + &reach::rows(&vm.reach)
         + &row("mechanism", format!("{}: {}", vm.mechanism, vm.mechanism_reason))
         + &vm.confinement.as_ref().map(confinement).unwrap_or_default()
+}
+
+/// Returns the reason for the backing, unless a warning above gives it already.
+fn backing_reason(vm: &VmStatus) -> &str {
+    let reason = vm.backing_reason.as_str();
+    let is_told = vm.warnings.iter().any(|warning| warning.ends_with(reason));
+    if is_told && !reason.is_empty() { "see the warning" } else { reason }
 }
 
 /// Returns as whom QEMU runs, and what confines it.
@@ -106,8 +111,8 @@ pub fn status(vm: &VmStatus) -> String {
         "\nmemory\n".into(),
         row("total", Bytes(vm.memory_bytes)),
         unplugged(vm),
-        row("resident", share(vm.resident_bytes, vm.memory_bytes)),
-        row(non_resident(vm.mode), share(vm.emptied_bytes, vm.memory_bytes)),
+        row("resident", with_percent(vm.resident_bytes, vm.memory_bytes)),
+        row(non_resident(vm.mode), with_percent(vm.emptied_bytes, vm.memory_bytes)),
         row("guest free", known(vm.guest_free_bytes)),
         row("reclaimed", format!("{} in all", Bytes(vm.reclaimed_total_bytes))),
         row("returned", format!("{} in all", Bytes(vm.returned_total_bytes))),
@@ -117,26 +122,12 @@ pub fn status(vm: &VmStatus) -> String {
         reclaim::auto_rows(&vm.auto),
         "\nlimit\n".into(),
         limit::rows(&vm.limit),
-        size::sizes(&vm.size, vm.balloon.as_ref()),
-        vm.tier.as_ref().map(tier::tiers).unwrap_or_default(),
-        reclaim::sharing(vm),
+        size::section(&vm.size, vm.balloon.as_ref()),
+        vm.tier.as_ref().map(tier::section).unwrap_or_default(),
+        reclaim::allocator_section(vm),
         disks(vm.disks),
     ]
     .concat()
-}
-
-/// Returns the devices that restrict what Ebb may take, and the state of a migration.
-pub fn reach(reach: &ReachStatus) -> String {
-    let blocking = reach.devices.iter().map(|device| {
-        let left = match device.may_take {
-            MayTake::Everything => "everything is reclaimed or evicted",
-            MayTake::FreeOnly => "only free memory is reclaimed",
-            MayTake::Nothing => "nothing is reclaimed or evicted",
-        };
-        row("device", format!("{}: {left}: {}", device.name, device.why))
-    });
-    let migration = reach.migration.as_ref().map(|status| row("migration", status));
-    blocking.chain(migration).collect()
 }
 
 fn guest(guest: &GuestStatus) -> String {
@@ -186,8 +177,32 @@ fn disks(disks: DiskCounts) -> String {
     "\ndisks\n".to_owned() + &row("requests", requests) + &row("moved", moved)
 }
 
+/// Returns how far a detach is, in one line: how much evicted content is back, of how much.
+pub fn detaching(name: &VmName, back_bytes: u64, of_bytes: u64, time: Duration) -> String {
+    let seconds = time.as_secs();
+    match of_bytes {
+        0 => format!("{name}: content comes back, {seconds} s"),
+        _ => format!("{name}: {} of {} is back, {seconds} s", Bytes(back_bytes), Bytes(of_bytes)),
+    }
+}
+
 /// Returns what a detach brought back.
 pub fn detached(name: &VmName, report: &DetachReport) -> String {
     let (restored, time) = (Bytes(report.restored_bytes), readable(report.duration_ns));
     format!("{name} is detached: {restored} brought back in {time}; the guest runs on\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_detach_shows_how_much_is_back() {
+        let name = "web".parse().expect("a name");
+        let told = |back: u64, of: u64| {
+            detaching(&name, back << 20, of << 20, Duration::from_millis(3200))
+        };
+        assert_eq!(told(120, 450), "web: 120 MiB of 450 MiB is back, 3 s");
+        assert_eq!(told(0, 0), "web: content comes back, 3 s");
+    }
 }

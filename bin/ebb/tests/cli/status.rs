@@ -36,6 +36,23 @@ fn leaves(path: &str, value: &Value, found: &mut Vec<String>) {
 }
 
 #[test]
+fn a_warning_comes_first_and_its_reason_once() {
+    let dir = Dir::new();
+    let mut status = a_status();
+    let reason = "the host gives shared memory no huge pages";
+    let warning = format!("small pages are slow; {reason}");
+    status["backing"] = json!("small");
+    status["backing_reason"] = json!(reason);
+    status["warnings"] = json!([warning]);
+    let _daemon = dir.daemon(Answer::json(200, &status));
+    let ran = ebb(dir.path(), "attach --name web --pid 4242");
+    let second = ran.stdout.lines().nth(1).unwrap_or_default();
+    assert_eq!(second, format!("  warning       {warning}"));
+    assert_eq!(ran.stdout.matches(reason).count(), 1, "{}", ran.stdout);
+    assert!(ran.stdout.contains("backing       small    see the warning\n"), "{}", ran.stdout);
+}
+
+#[test]
 fn status_of_an_unknown_hostile_guest_is_still_readable() {
     let dir = Dir::new();
     let mut status = a_status();
@@ -44,7 +61,7 @@ fn status_of_an_unknown_hostile_guest_is_still_readable() {
     let _daemon = dir.daemon(Answer::json(200, &status));
     let ran = ebb(dir.path(), "status web");
     assert!(ran.stdout.contains("guest         kernel 6.1?[2J?trusted yes, "), "{}", ran.stdout);
-    assert!(ran.stdout.lines().count() <= 10, "more than a few lines: {}", ran.stdout);
+    assert_eq!(ran.stdout.lines().count(), 5, "{}", ran.stdout);
     let dir = Dir::new();
     let _daemon = dir.daemon(Answer::json(200, &status));
     let ran = ebb(dir.path(), "status web --verbose");

@@ -5,7 +5,7 @@ use std::io;
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use ebb_api::{BadRequest, Problem, VmName};
+use ebb_api::{ApiErrorBody, BadRequest, VmName};
 use serde::{Deserialize, Serialize};
 
 use crate::support::privileges::want_of_descriptors;
@@ -74,7 +74,7 @@ impl IntoResponse for ApiError {
         };
         let why = self.to_string();
         let advice = want_of_descriptors(&why).map(|line| format!(": {line}"));
-        (status, Json(Problem { error: why + &advice.unwrap_or_default() })).into_response()
+        (status, Json(ApiErrorBody { error: why + &advice.unwrap_or_default() })).into_response()
     }
 }
 

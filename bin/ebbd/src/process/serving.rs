@@ -105,6 +105,7 @@ impl Service {
             name: task.name.clone(),
             commands: ready.commands(),
             progress: ready.progress(),
+            detaching: ready.detaching(),
             latest,
         };
         let calibrated = Calibrated::at(&task.site.run_dir);

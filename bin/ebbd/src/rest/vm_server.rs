@@ -26,7 +26,7 @@ use crate::model::share::Share;
 use crate::model::vm_routes::{FIGURES, HOST_PRESSURE, POOL_LIMIT, POOL_SHARE};
 use crate::vm::context::mailbox::Command;
 use crate::vm::publisher::LatestFigures;
-use crate::vm::ready::Progress;
+use crate::vm::ready::{Detaching, Progress, YetToReturn};
 
 /// Longest wait until the worker begins with a request. A worker that takes longer is busy or waits
 /// for QEMU. A worker that evicts begins between two steps, each of which writes 16 MiB: that takes
@@ -53,6 +53,8 @@ pub struct Vm {
     pub commands: Sender<Command>,
     /// Counts what its worker does.
     pub progress: Progress,
+    /// Tells how far a detach is.
+    pub detaching: Detaching,
     /// What its worker has published.
     pub latest: LatestFigures,
 }
@@ -149,6 +151,15 @@ impl Vm {
         Ok(VmStatus { state_reason: slow(age), age_ms: millis(age), ..status })
     }
 
+    /// The status that was published last, with what a detach has yet to bring back.
+    fn with_left(&self, left: YetToReturn) -> Answer<VmStatus> {
+        let mut status = self.last()?;
+        status.state_reason = Some("it is being detached: its content comes back".into());
+        let YetToReturn { saved_bytes, on_disk_bytes } = left;
+        (status.limit.saved_bytes, status.limit.on_disk_bytes) = (saved_bytes, on_disk_bytes);
+        Ok(status)
+    }
+
     /// The newest figures.
     fn newest(&self) -> Answer<Json<VmFigures>> {
         let latest = self.latest.borrow().clone();
@@ -157,6 +168,9 @@ impl Vm {
 }
 
 async fn show(State(vm): VmState, Query(query): Query<StatusQuery>) -> Answer<Json<VmStatus>> {
+    if let Some(left) = (vm.detaching)() {
+        return vm.with_left(left).map(Json);
+    }
     let patience = if query.counts { COUNTS_PATIENCE } else { STATUS_PATIENCE };
     match vm.now(query.counts, patience).await {
         Some(status) => Ok(Json(status)),
@@ -257,7 +271,21 @@ mod tests {
     fn vm(progress: impl Fn() -> u64 + Send + Sync + 'static) -> Vm {
         let name = "web".parse().expect("a name");
         let (commands, _) = channel();
-        Vm { name, commands, progress: Box::new(progress), latest: Publisher::new().1 }
+        let detaching: Detaching = Box::new(|| None);
+        Vm { name, commands, progress: Box::new(progress), detaching, latest: Publisher::new().1 }
+    }
+
+    #[tokio::test]
+    async fn a_status_during_a_detach_tells_what_is_left() {
+        let (mut publisher, latest) = Publisher::new();
+        let text = include_str!("../../../ebb/tests/cli/status.json");
+        publisher.publish(serde_json::from_str(text).expect("a status"), None);
+        let left = YetToReturn { saved_bytes: 7 << 20, on_disk_bytes: 5 << 20 };
+        let vm = Vm { detaching: Box::new(move || Some(left)), latest, ..vm(|| 0) };
+        let query = Query(StatusQuery { counts: true });
+        let Json(status) = show(State(Arc::new(vm)), query).await.expect("a status");
+        assert_eq!((status.limit.saved_bytes, status.limit.on_disk_bytes), (7 << 20, 5 << 20));
+        assert!(status.state_reason.is_some_and(|why| why.contains("being detached")));
     }
 
     #[tokio::test]

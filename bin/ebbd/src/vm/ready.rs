@@ -3,8 +3,11 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender};
+
+use ebb_units::FRAME_BYTES;
 
 use super::context::VmContext;
 use super::context::mailbox::Command;
@@ -15,6 +18,18 @@ use crate::system::calibration::Calibrated;
 
 /// Counts what a worker does: commands and ticks that it begins, and the batches of long work.
 pub type Progress = Box<dyn Fn() -> u64 + Send + Sync>;
+
+/// Evicted content that has yet to come back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct YetToReturn {
+    /// In the store.
+    pub saved_bytes: u64,
+    /// Disk-backed.
+    pub on_disk_bytes: u64,
+}
+
+/// Tells how far a detach is; none: the worker detaches nothing.
+pub type Detaching = Box<dyn Fn() -> Option<YetToReturn> + Send + Sync>;
 
 /// A VM whose faults are served, and whose worker can begin.
 pub struct Ready {
@@ -50,6 +65,18 @@ impl Ready {
     pub fn progress(&self) -> Progress {
         let (mailbox, pager) = (self.cx.mailbox.clone(), Arc::clone(&self.cx.pager));
         Box::new(move || mailbox.begun() + pager.counters().worker_batches.load(Relaxed))
+    }
+
+    /// Returns what tells how far a detach is, while the worker answers nobody.
+    pub fn detaching(&self) -> Detaching {
+        let (mailbox, pager) = (self.cx.mailbox.clone(), Arc::clone(&self.cx.pager));
+        Box::new(move || {
+            let bytes = |frames: &AtomicU64| frames.load(Relaxed) * FRAME_BYTES;
+            mailbox.is_detaching().then(|| YetToReturn {
+                saved_bytes: bytes(&pager.counters().saved_frames),
+                on_disk_bytes: bytes(&pager.counters().on_disk_frames),
+            })
+        })
     }
 
     /// Runs the worker until the VM is not managed any more.

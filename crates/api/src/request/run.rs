@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_privileged_has_no_other_user() {
+    fn privileged_and_a_user_exclude_each_other() {
         let privileged = RunRequest { privileged: true, ..run() };
         assert_eq!(privileged.check(), Ok(()));
         let both = RunRequest { user: Some("web".into()), ..privileged };

@@ -14,7 +14,7 @@ fn why(path: &Path) -> String {
 }
 
 #[test]
-fn what_cannot_be_used_is_refused_in_one_line() {
+fn an_unusable_image_is_refused_in_one_line() {
     let odd = image_of(&[1; 5000]);
     assert!(why(odd.path()).contains("5000 bytes"), "{}", why(odd.path()));
     assert!(why(image_of(&[]).path()).contains("empty"));
@@ -41,7 +41,7 @@ fn another_format_is_served_as_raw_only_by_word() {
 }
 
 #[test]
-fn what_a_guest_has_written_does_not_close_its_disk() {
+fn an_image_is_reopened_whatever_its_guest_has_written() {
     let file = image_of(&[0; 8192]);
     let image = Image::open(file.path(), false).unwrap();
     let identity = image.identity().unwrap();

@@ -133,7 +133,7 @@ fn figures_that_no_host_has_break_nothing() {
 }
 
 #[test]
-fn who_had_nothing_to_give_is_asked_less_often() {
+fn a_vm_that_had_nothing_to_give_is_asked_less_often() {
     let mut pressure = HostPressure::default();
     let at = Duration::from_secs;
     assert!(pressure.is_due(at(0)));
@@ -176,7 +176,7 @@ proptest! {
     }
 
     #[test]
-    fn nobody_is_asked_twice_in_a_second(
+    fn no_vm_is_asked_twice_in_a_second(
         steps in prop::collection::vec((0..2000u64, any::<bool>()), 1..100),
     ) {
         let (mut pressure, mut now) = (HostPressure::default(), Duration::ZERO);

@@ -21,7 +21,7 @@ fn choose(hand: &mut Hand, memory: &mut Fake, want: usize, now: Instant) -> Vec<
 const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
-fn what_is_used_after_it_was_forgotten_stays() {
+fn a_frame_that_is_used_after_its_forgetting_stays() {
     let (mut hand, now) = hand(2);
     let mut memory = Fake::new(2);
     // Everything is forgotten before anything is known.
@@ -33,7 +33,7 @@ fn what_is_used_after_it_was_forgotten_stays() {
 }
 
 #[test]
-fn what_had_no_time_to_be_used_again_counts_as_used() {
+fn a_frame_that_was_forgotten_just_now_counts_as_used() {
     for (later, is_told) in [(RIPE / 2, false), (RIPE, true)] {
         for forgetting in [Duration::ZERO, SECOND] {
             let (mut hand, now) = hand(1);
@@ -128,7 +128,7 @@ fn memory_at_rest_is_found_further_on() {
 /// Page cache that comes back is no more in use than page cache that came for the first time. Other
 /// memory that comes back is as much in use as memory that was used all the time.
 #[test]
-fn what_comes_back_soon_was_at_work() {
+fn a_frame_that_comes_back_soon_counts_as_at_work() {
     for (kind, goes) in [(PageKind::File, 300), (PageKind::Anonymous, 0)] {
         let (mut hand, now) = hand(1);
         let mut memory = Fake { kind, ..Fake::new(1) };
@@ -144,7 +144,7 @@ fn what_comes_back_soon_was_at_work() {
 }
 
 #[test]
-fn what_is_at_work_and_what_the_kernel_has_is_counted() {
+fn active_frames_and_those_of_the_kernel_are_counted() {
     let (mut hand, now) = hand(4);
     let mut memory = Fake::new(4);
     memory.kernel = 100..200;
@@ -204,7 +204,7 @@ fn memory_at_rest_that_stays_does_not_end_the_search() {
 
 /// The window was empty meanwhile, so its turn was never ended.
 #[test]
-fn what_comes_back_late_is_used_once() {
+fn a_frame_that_comes_back_late_counts_as_used_once() {
     for (seconds, is_due, is_at_work) in
         [(4, false, true), (4, true, true), (60, false, false), (60, true, false)]
     {

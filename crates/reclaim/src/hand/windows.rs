@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn where_little_is_unused_turns_are_longer() {
+    fn turns_are_longer_if_little_is_unused() {
         let turn = SECOND;
         for (unused, seconds) in [
             (&[511][..], 1),
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_be_looked_at_is_counted_by_what_is_there() {
+    fn pending_looks_are_counted_by_resident_frames() {
         let (mut windows, now) = (Windows::new(2), Instant::now());
         assert_eq!(windows.to_look_at(0), FRAMES, "as far as anybody knows");
         for (resident, counted) in [(3, LOOKS_A_WINDOW), (100, 100)] {

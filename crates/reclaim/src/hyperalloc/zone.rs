@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn impossible_addresses_are_refused() {
         let outside = |index, value| {
             assert!(matches!(open_word(index, value), Err(BadZone::Outside(_))), "{index}");
         };

@@ -136,7 +136,7 @@ fn compare(case: Case) -> (Figures, Figures) {
 const LOOKS: f64 = 40.0;
 
 #[test]
-fn what_a_guest_works_with_is_left_alone() {
+fn a_guests_working_set_is_left_alone() {
     for case in [
         STREAM,
         Case { name: "slow", hot_percent: 90, read_percent: 1, accesses: 8_000_000, ..STREAM },
@@ -170,7 +170,7 @@ fn looking_does_not_grow_with_memory() {
 }
 
 #[test]
-fn where_room_is_scarce_no_more_is_evicted() {
+fn scarce_room_causes_no_more_evictions() {
     let scarcer =
         Case { name: "scarcer", memory: 512, hot: 80, hot_percent: 97, warm: 160, ..SCARCE };
     let scan = Case {
@@ -202,7 +202,7 @@ fn an_unknown_guest_is_looked_at_no_more_than_before() {
 
 /// When the hot memory moves on within seconds, older knowledge costs some more evictions.
 #[test]
-fn what_moves_is_followed() {
+fn a_working_set_that_moves_is_followed() {
     let moving = Case {
         name: "moving",
         hot: 200,

@@ -92,7 +92,7 @@ fn compare(law: Law) -> (Figures, Figures) {
 }
 
 #[test]
-fn what_is_used_more_often_stays() {
+fn frames_that_are_used_more_often_stay() {
     for law in [Law::Zipf, Law::Phases(3)] {
         let (lists, hand) = compare(law);
         assert!(hand.major * 100 <= lists.major * 105, "{} and {}", hand.major, lists.major);

@@ -108,7 +108,7 @@ fn a_protected_page_that_is_forgotten_is_not_mapped() {
 }
 
 #[test]
-fn what_is_no_userfaultfd_is_refused() {
+fn a_descriptor_of_another_kind_is_refused() {
     let file = RamFile::create("uffd-test", 4096).unwrap();
     let copy = file.as_fd().try_clone_to_owned().unwrap();
     let error = Uffd::taken(copy).err().unwrap();

@@ -87,7 +87,7 @@ fn sizes_add_up_to_the_vms_memory() {
 
 proptest! {
     #[test]
-    fn what_is_printed_is_read_again(
+    fn a_printed_ladder_is_read_again(
         nodes in prop::collection::btree_set(0u32..9, 0..4),
         sizes in prop::collection::vec(2u64..(1 << 30), 6),
         has_compressed: bool, path in "/[a-z,: ]{0,12}",

@@ -85,6 +85,15 @@ fn memory_that_is_still_mapped_has_not_left() {
 }
 
 #[test]
+fn memory_that_cannot_be_managed_is_refused_with_the_remedies() {
+    for refused in [LayoutError::NoRam, LayoutError::NotShared("pc.ram".into())] {
+        let told = refused.to_string();
+        assert!(told.contains("-machine ...,memory-backend=ram"), "{told}");
+        assert!(told.contains("<source type='memfd'/>") && !told.contains("  "), "{told}");
+    }
+}
+
+#[test]
 fn a_vmms_memory_is_sealed_where_it_can_be() {
     let (file, ram) = own_ram(MemfdFlags::ALLOW_SEALING);
     assert!(!ram.may_shrink());
@@ -94,7 +103,7 @@ fn a_vmms_memory_is_sealed_where_it_can_be() {
 }
 
 #[test]
-fn a_vmm_that_shrinks_its_memory_ends_nobody_else() {
+fn a_vmm_that_shrinks_its_memory_ends_no_other_process() {
     let (file, ram) = own_ram(MemfdFlags::empty());
     assert!(ram.may_shrink() && !ram.is_broken());
     file.set_len(4096).unwrap();

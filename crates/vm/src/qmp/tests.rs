@@ -111,7 +111,7 @@ fn babbler(what: &'static [u8]) -> (Qmp, JoinHandle<()>) {
 }
 
 #[test]
-fn who_drips_bytes_is_waited_for_no_longer() {
+fn a_server_that_drips_bytes_is_waited_for_no_longer() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let mut qmp = Qmp::over(ours);
     let drip = std::thread::spawn(move || {
@@ -179,7 +179,7 @@ fn a_line_without_an_end_is_not_kept() {
 }
 
 #[test]
-fn who_does_not_answer_is_asked_nothing_more() {
+fn a_server_that_does_not_answer_is_asked_nothing_more() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let mut qmp = Qmp::over(ours);
     let most = Duration::from_millis(1);
@@ -210,7 +210,7 @@ fn a_qemu_that_shuts_down_is_asked_nothing() {
 }
 
 #[test]
-fn a_socket_that_nobody_serves_is_given_up() {
+fn a_socket_without_a_server_is_given_up() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     let _listener = UnixListener::bind(&path).unwrap();
@@ -269,7 +269,7 @@ fn something_else_than_qmp_is_an_error() {
 
 /// The events may have been meant for the client before. This client is not greeted.
 #[test]
-fn who_tells_events_and_does_not_greet_is_no_qmp() {
+fn a_server_that_sends_events_and_no_greeting_is_no_qmp() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     let listener = UnixListener::bind(&path).unwrap();
@@ -284,7 +284,7 @@ fn who_tells_events_and_does_not_greet_is_no_qmp() {
 
 /// Ends long before the deadline: an owner that has accepted somebody is not busy.
 #[test]
-fn who_accepts_and_is_silent_is_no_qmp() {
+fn a_server_that_accepts_and_is_silent_is_no_qmp() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     let listener = UnixListener::bind(&path).unwrap();

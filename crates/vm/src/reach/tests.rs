@@ -164,7 +164,7 @@ fn vmm(answers: &'static [&'static str]) -> (tempfile::TempDir, Qmp) {
 }
 
 #[test]
-fn what_this_daemon_serves_differs_from_the_rest() {
+fn devices_that_this_daemon_serves_differ_from_the_rest() {
     const NONE: &str = "{\"return\":[]}";
     let (_dir, mut qmp) = vmm(&[
         "{\"return\":[{\"name\":\"a\",\"type\":\"child<vhost-user-blk-pci>\"},\

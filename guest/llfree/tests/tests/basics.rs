@@ -33,7 +33,7 @@ macro_rules! for_both {
 for_both! {
     all_frames_come_once_and_come_back(10_000);
     all_huge_frames_come_once_and_come_back(20_000);
-    what_cannot_be_is_refused(FRAMES);
+    impossible_frames_and_orders_are_refused(FRAMES);
     a_huge_frame_is_freed_in_parts(FRAMES);
     parts_are_freed_as_a_huge_frame(FRAMES);
     kinds_keep_to_trees_of_their_own(64 * 4096);
@@ -75,7 +75,7 @@ fn all_huge_frames_come_once_and_come_back(zone: &impl Allocator) {
     assert_eq!(zone.verify().unwrap(), 20_000);
 }
 
-fn what_cannot_be_is_refused(zone: &impl Allocator) {
+fn impossible_frames_and_orders_are_refused(zone: &impl Allocator) {
     for order in [11, 64, 255] {
         assert_eq!(zone.get(order, Kind::Movable, 0), Err(Error::Order));
         assert_eq!(zone.put(0, order), Err(Error::Order));

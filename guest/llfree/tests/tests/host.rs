@@ -14,7 +14,7 @@ const AREAS: usize = 24;
 const FRAMES: u64 = AREAS as u64 * 512;
 
 #[test]
-fn what_is_hard_reclaimed_the_guest_neither_gets_nor_puts() {
+fn hard_reclaimed_areas_are_neither_got_nor_put() {
     let region = Region::new(FRAMES, 1).unwrap();
     for zone in [&region.zone(()) as &dyn Allocator, &region.c_zone(())] {
         let host = region.host();
@@ -231,7 +231,7 @@ proptest! {
 
 /// A guest that writes its words all the time, at random.
 #[test]
-fn a_guest_that_writes_all_the_time_holds_nobody_up() {
+fn a_guest_that_writes_all_the_time_does_not_delay_the_host() {
     let region = Region::new(FRAMES, 1).unwrap();
     let (guest, done) = (region.again().unwrap(), AtomicBool::new(false));
     thread::scope(|scope| {

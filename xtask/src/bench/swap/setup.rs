@@ -195,7 +195,7 @@ mod tests {
 
     /// Options that may differ are not checked further. This shows all their values.
     #[test]
-    fn what_differs_is_nothing_but_who_serves() {
+    fn keepers_differ_only_in_what_serves_memory_and_disk() {
         let served = |keeper| -> Vec<String> {
             let begins = ["memory-backend-", "file=", "virtio-blk-pci,", "vhost-user-blk-pci,"];
             let is = |word: &String| begins.iter().any(|begin| word.starts_with(begin));

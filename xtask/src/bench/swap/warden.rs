@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_locked_is_the_groups_own_line() {
+    fn locked_memory_is_the_groups_own_line() {
         let stat = "inactive_anon 1\nunevictable 4096\ntotal_unevictable 8192\n";
         assert_eq!(locked_bytes(stat), Some(4096));
         assert_eq!(locked_bytes("cache 1\n"), None);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pooled_counts_as_the_guests() {
+    fn pooled_memory_counts_as_the_guests() {
         assert_eq!(resident_bytes(200, 0), 200);
         assert_eq!(resident_bytes(200, 60), 140);
         assert_eq!(resident_bytes(200, 500), 50);

@@ -89,13 +89,16 @@ pub struct Mailbox {
     is_pressed: Arc<AtomicBool>,
     /// Commands and ticks that the worker has begun.
     begun: Arc<AtomicU64>,
+    /// The worker detaches the VM.
+    is_detaching: Arc<AtomicBool>,
 }
 
 impl Mailbox {
     /// Returns an empty mailbox, and the receiver of its commands.
     pub fn new() -> (Mailbox, Receiver<Command>) {
         let (to, commands) = channel();
-        (Mailbox { to, is_pressed: Arc::default(), begun: Arc::default() }, commands)
+        let (is_pressed, is_detaching) = (Arc::default(), Arc::default());
+        (Mailbox { to, is_pressed, begun: Arc::default(), is_detaching }, commands)
     }
 
     /// Returns where commands go.
@@ -133,5 +136,15 @@ impl Mailbox {
     /// Returns how many commands and ticks the worker has begun.
     pub fn begun(&self) -> u64 {
         self.begun.load(Relaxed)
+    }
+
+    /// Notes whether the worker detaches the VM: it obeys no other command meanwhile.
+    pub fn note_detaching(&self, is_detaching: bool) {
+        self.is_detaching.store(is_detaching, Relaxed);
+    }
+
+    /// Whether the worker detaches the VM.
+    pub fn is_detaching(&self) -> bool {
+        self.is_detaching.load(Relaxed)
     }
 }

@@ -84,10 +84,15 @@ impl Worker {
                 drop(to.send(Ok(())));
             }
             Command::HostPressure(notice, to) => drop(to.send(Ok(self.hear_of_host(notice)))),
-            Command::Detach(to) => match self.detach() {
-                Ok(report) => return Next::End(Outcome::Ended(Some((to, report)))),
-                Err(refused) => drop(to.send(Err(refused))),
-            },
+            Command::Detach(to) => {
+                self.cx.mailbox.note_detaching(true);
+                let detached = self.detach();
+                self.cx.mailbox.note_detaching(false);
+                match detached {
+                    Ok(report) => return Next::End(Outcome::Ended(Some((to, report)))),
+                    Err(refused) => drop(to.send(Err(refused))),
+                }
+            }
             Command::FaultsEnded(why) => return self.faults_ended(why),
             Command::Panicked(why) => return Next::End(Outcome::Panicked(why)),
         }

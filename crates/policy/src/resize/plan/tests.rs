@@ -46,7 +46,7 @@ fn refused(parts: &SizeParts, target: SizeTarget) -> String {
 }
 
 #[test]
-fn what_goes_beyond_the_beginning_is_plugged_evenly() {
+fn memory_beyond_the_initial_size_is_plugged_evenly() {
     let parts = two_nodes();
     let plan = planned(&parts, target(12 * GIB));
     assert_eq!(plan.mechanism, Mechanism::VirtioMem);
@@ -67,7 +67,7 @@ fn memory_that_was_taken_returns_before_any_is_plugged() {
 }
 
 #[test]
-fn what_was_plugged_goes_before_any_is_taken() {
+fn plugged_memory_goes_before_initial_memory() {
     let mut parts = two_nodes();
     parts.devices[1] = device(1, 8 * GIB);
     let plan = planned(&parts, target(6 * GIB));
@@ -108,7 +108,7 @@ fn a_node_is_resized_by_its_own_device() {
 }
 
 #[test]
-fn what_is_asked_for_is_used_alone() {
+fn a_requested_mechanism_is_used_alone() {
     let mut parts = two_nodes();
     parts.devices[0] = device(0, 2 * GIB);
     let by = |mechanism, bytes| SizeTarget { bytes, node: None, by: Some(mechanism) };

@@ -4,7 +4,7 @@ use super::*;
 use crate::hand::ahead::{FORGET_EVERY, FORGET_RANGES};
 
 #[test]
-fn what_somebody_else_forgets_was_seen() {
+fn pages_that_others_forget_are_seen_before() {
     let (mut hand, now) = hand(1);
     let mut memory = Fake::new(1);
     hand.note_mapped(FrameRange::new(Gfn(0), 500));
@@ -44,7 +44,7 @@ fn after_forgetting_there_is_a_pause() {
 
 /// One of the two windows is used as a whole each time. Of the other, nearly nothing is used.
 #[test]
-fn where_it_is_of_no_use_forgetting_is_rarer() {
+fn forgetting_that_is_of_no_use_becomes_rarer() {
     let (mut hand, mut now) = hand(2);
     let mut memory = Fake::new(2);
     memory.stays = Box::new(|gfn| (WINDOW..2 * WINDOW).contains(&gfn));
@@ -92,7 +92,7 @@ fn forgetting_goes_on_after_what_was_forgotten_is_evicted() {
 /// A thread of the VMM is stopped meanwhile, so there is no time for more. What was not forgotten
 /// does not count as unused for that reason.
 #[test]
-fn what_is_not_forgotten_at_once_is_the_next_time() {
+fn windows_that_are_left_over_are_forgotten_the_next_time() {
     let (mut hand, now) = hand(8);
     let mut memory = Fake { forgets: Some(2 * WINDOW + 7), ..Fake::new(8) };
     // Nothing of the first window has to be forgotten.
@@ -104,7 +104,7 @@ fn what_is_not_forgotten_at_once_is_the_next_time() {
 
 /// For example, if somebody traces the VMM.
 #[test]
-fn where_nothing_can_be_forgotten_it_is_chosen_by_what_is_known() {
+fn a_hand_that_cannot_forget_chooses_by_what_it_knows() {
     let (mut hand, now) = hand(1);
     let mut memory = Fake::new(1);
     choose(&mut hand, &mut memory, 1, now);
@@ -154,7 +154,7 @@ fn few_ranges_are_forgotten_at_once() {
 
 /// Two of three windows are due. The one between them is due soon, or not for a while.
 #[test]
-fn what_is_due_soon_is_forgotten_in_a_row_with_what_is_due() {
+fn a_window_that_is_due_soon_is_forgotten_with_those_around_it() {
     for (later, ranges) in [(TURN_AT_REST / 2, 2), (TURN_AT_REST / 5, 1)] {
         let (mut hand, now) = hand(3);
         let memory = Fake::new(3);
@@ -169,7 +169,7 @@ fn what_is_due_soon_is_forgotten_in_a_row_with_what_is_due() {
 }
 
 #[test]
-fn where_what_is_in_use_has_to_go_more_is_forgotten_and_sooner() {
+fn more_is_forgotten_and_sooner_if_frames_in_use_must_go() {
     let (at_rest, recent, busy) = (Work::AtRest, Work::Recent, Work::Busy);
     for (takes, windows, turn) in [(at_rest, 1, TURN_AT_REST), (recent, 4, TURN), (busy, 4, TURN)] {
         for (later, forgotten) in [(turn - SECOND / 10, 0), (turn, windows)] {

@@ -83,7 +83,7 @@ fn windows_are_broken_up_ahead_for_as_much_as_had_to_go() {
 }
 
 #[test]
-fn what_was_at_work_and_is_used_no_more_goes_whole() {
+fn a_huge_frame_that_is_used_no_more_goes_whole() {
     let (mut hand, mut memory, now) = hand_over_huge_pages(4);
     for _ in 0..2 {
         hand.windows.see(FrameRange::huge(HugeFrame(3)));
@@ -112,7 +112,7 @@ fn memory_at_rest_with_a_part_that_stays_is_broken_up() {
 }
 
 #[test]
-fn what_stays_as_a_whole_is_not_broken_up() {
+fn a_huge_frame_that_stays_is_not_broken_up() {
     let (mut hand, mut memory, now) = hand_over_huge_pages(2);
     used_as_a_whole(&memory, 0);
     memory.stays = Box::new(|gfn| gfn < WINDOW);
@@ -121,7 +121,7 @@ fn what_stays_as_a_whole_is_not_broken_up() {
 }
 
 #[test]
-fn what_cannot_be_broken_up_goes_whole() {
+fn a_huge_frame_that_cannot_be_broken_up_goes_whole() {
     let (mut hand, mut memory, now) = hand_over_huge_pages(4);
     memory.broken.replace(None);
     (0..4).for_each(|window| used_as_a_whole(&memory, window));

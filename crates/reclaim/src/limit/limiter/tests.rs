@@ -14,7 +14,7 @@ fn limiter() -> Option<Limiter> {
 }
 
 #[test]
-fn what_is_in_vain_ends() {
+fn steps_in_vain_end() {
     let Some(mut limiter) = limiter() else { return eprintln!("SKIPPED: no userfaultfd") };
     assert!(limiter.is_more(8, true));
     let steps = |limiter: &mut Limiter| (1..100).find(|_| !limiter.is_more(8, false));
@@ -24,7 +24,7 @@ fn what_is_in_vain_ends() {
 }
 
 #[test]
-fn what_needs_no_room_is_looked_for_before_it_is_said_that_there_is_none() {
+fn frames_that_need_no_room_are_tried_before_a_full_store_counts() {
     let Some(mut limiter) = limiter() else { return eprintln!("SKIPPED: no userfaultfd") };
     // A step that tried 8 frames was refused, after some (`any`) or none were evicted.
     let step = |limiter: &mut Limiter, error: io::Error, any| {
@@ -127,7 +127,7 @@ fn a_search_in_vain_is_not_begun_again_at_once() {
 
 /// The taken memory stays out of reach until something is evicted, not only until the next search.
 #[test]
-fn what_is_out_of_reach_is_so_until_something_goes() {
+fn a_limit_is_out_of_reach_until_something_goes() {
     let Some(mut limiter) = limiter() else { return eprintln!("SKIPPED: no userfaultfd") };
     let marks = Marks { limit_bytes: 30, high_bytes: 20, low_bytes: 15 };
     assert_eq!(limiter.vain_mark(marks), None);

@@ -54,7 +54,7 @@ fn windows_are_looked_at_where_memory_is() {
 }
 
 #[test]
-fn what_was_forgotten_is_reported_in_frames() {
+fn forgotten_bytes_are_reported_in_frames() {
     let Some(machine) = Machine::new() else {
         return eprintln!("SKIPPED: no userfaultfd");
     };

@@ -7,7 +7,7 @@ use crate::inject::victim::HABITS;
 use crate::uffd::{Uffd, Watch};
 
 #[test]
-fn whoever_dies_at_any_step_leaves_the_thread_as_it_was() {
+fn a_helper_that_dies_at_any_step_leaves_the_thread_as_it_was() {
     if !may_trace() {
         return;
     }

@@ -146,7 +146,7 @@ mod tests {
     use crate::bench::swap::linux::{Memory, Swap};
 
     #[test]
-    fn who_was_lucky_once_is_not_the_best() {
+    fn a_way_that_was_lucky_once_is_not_the_best() {
         let of = |swap| Keeper::Linux(Linux { memory: Memory::Anonymous, swap });
         let [lucky, good, killed] = [Swap::Disk(0), Swap::Disk(3), Swap::Zram("lz4")].map(of);
         let first = vec![(killed, 0.9), (lucky, 1.0), (good, 1.1)];
