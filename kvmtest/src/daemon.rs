@@ -84,7 +84,7 @@ impl Daemon {
         let disk = Failing { disk, health: Arc::clone(&health) };
         let store = SwapFile::over(disk, run, slots, Protection::Encrypted);
         let parts = PagerParts {
-            ram: Arc::clone(machine.ram()),
+            puncher: machine.puncher(),
             ledger,
             uffd: machine.uffd(),
             grain,

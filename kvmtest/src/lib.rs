@@ -23,7 +23,7 @@ mod wait;
 
 pub use daemon::Daemon;
 pub use ebb_sys::kvm_vm::Registers;
-pub use machine::{MAILBOX, Machine, available, punch};
+pub use machine::{MAILBOX, Machine, available};
 pub use program::Program;
 pub use vcpu::Running;
 pub use wait::{DEADLINE, until};

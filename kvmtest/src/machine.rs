@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,7 +12,7 @@ use ebb_sys::mapping::Mapping;
 use ebb_sys::ram_file::RamFile;
 use ebb_sys::uffd::{Uffd, feature};
 use ebb_units::{FrameRange, Gfn, Gpa};
-use ebb_vm::ram::{Backing, Ram, Region};
+use ebb_vm::ram::{Backing, Puncher, Ram, Region};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tempfile::TempDir;
 
@@ -40,8 +41,10 @@ pub fn available() -> Result<(), String> {
 /// A VM whose vCPUs all read the same mailbox.
 pub struct Machine {
     vm: Vm,
+    file: RamFile,
     guest: Arc<Mapping>,
     ram: Arc<Ram>,
+    puncher: Cell<Option<Puncher>>,
     uffd: Uffd,
     run_directory: TempDir,
     vcpus: Cell<u32>,
@@ -57,18 +60,18 @@ impl Machine {
         let alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let file = RamFile::create("kvmtest", bytes).expect("memfd");
         let guest = Arc::new(small_pages(&file, bytes));
-        let mapping = small_pages(&file, bytes);
-        let hva = guest.address();
-        let region = Region { gpa: Gpa(0), bytes, hva, file: 0, offset: 0 };
-        let ram = Ram::new(vec![region], vec![Backing { file, mapping }]).expect("one region");
+        let puncher = Puncher::new(ram_of(&file, &guest));
+        let ram = Arc::clone(puncher.ram());
         let vm = Vm::create().expect("/dev/kvm");
         vm.set_memory(0, Gpa(0), Arc::clone(&guest)).expect("KVM_SET_USER_MEMORY_REGION");
         assert!(paging::build(&ram) <= MAILBOX, "page tables reach the mailbox");
         load_programs(&ram);
         Machine {
             vm,
+            file,
             guest,
-            ram: Arc::new(ram),
+            ram,
+            puncher: Cell::new(Some(puncher)),
             uffd: new_uffd().expect("userfaultfd"),
             run_directory: in_memory().expect("run directory"),
             vcpus: Cell::new(0),
@@ -76,9 +79,28 @@ impl Machine {
         }
     }
 
-    /// Returns the machine's RAM.
+    /// Returns the machine's RAM, as the first daemon maps it.
     pub fn ram(&self) -> &Arc<Ram> {
         &self.ram
+    }
+
+    /// Returns the RAM for another daemon, which only that daemon punches. The first one gets
+    /// [`Machine::ram`]; each later one maps the file anew.
+    pub fn puncher(&self) -> Puncher {
+        self.puncher.take().unwrap_or_else(|| Puncher::new(ram_of(&self.file, &self.guest)))
+    }
+
+    /// Returns the RAM file, as the VMM has it.
+    pub fn file(&self) -> &RamFile {
+        &self.file
+    }
+
+    /// Punches frames, as the VMM does for a balloon: no daemon knows.
+    ///
+    /// # Errors
+    /// As fallocate(2).
+    pub fn punch(&self, frames: FrameRange) -> io::Result<()> {
+        self.file.punch(frames.start.gpa().0, frames.bytes())
     }
 
     /// Returns the directory where a daemon keeps its files for this VM.
@@ -88,7 +110,6 @@ impl Machine {
 
     /// Returns a copy of the userfaultfd, as a daemon takes it out of the VMM.
     pub fn uffd(&self) -> Uffd {
-        use std::os::fd::AsFd;
         Uffd::from(self.uffd.as_fd().try_clone_to_owned().expect("dup"))
     }
 
@@ -157,6 +178,15 @@ fn new_uffd() -> io::Result<Uffd> {
     Ok(uffd)
 }
 
+/// The RAM as a daemon finds it, by a descriptor and a mapping of its own.
+fn ram_of(file: &RamFile, guest: &Mapping) -> Ram {
+    let file = RamFile::from(file.as_fd().try_clone_to_owned().expect("dup"));
+    let (bytes, hva) = (guest.bytes(), guest.address());
+    let mapping = small_pages(&file, bytes);
+    let region = Region { gpa: Gpa(0), bytes, hva, file: 0, offset: 0 };
+    Ram::new(vec![region], vec![Backing::new(file, mapping)]).expect("one region")
+}
+
 fn small_pages(file: &RamFile, bytes: u64) -> Mapping {
     let mapping = Mapping::new(file, 0, bytes).expect("mmap");
     // A kernel without huge pages fails this call, and does not need it.
@@ -185,13 +215,4 @@ fn load_programs(ram: &Ram) {
 /// had.
 fn in_memory() -> std::io::Result<TempDir> {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir())
-}
-
-/// Punches frames as another process would that has the file.
-///
-/// # Errors
-/// Those of fallocate(2).
-pub fn punch(ram: &Ram, frames: FrameRange) -> io::Result<()> {
-    let place = ram.range(frames).ok_or(io::ErrorKind::InvalidInput)?;
-    ram.files()[place.file].file.punch(place.offset, frames.bytes())
 }

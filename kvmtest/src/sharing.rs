@@ -58,10 +58,9 @@ impl Sharing {
     /// Makes a machine with everything free and nothing touched.
     pub fn new() -> Sharing {
         let machine = Machine::new(RAM_BYTES);
-        let file = &machine.ram().files()[0].file;
         let region = |(index, &(base, frames, cores)): (usize, &(u64, u64, u32))| {
             let at = STATES.0 + index as u64 * STATE_BYTES;
-            let region = Region::within(file, at, base, frames, cores).expect("a zone");
+            let region = Region::within(machine.file(), at, base, frames, cores).expect("a zone");
             assert!(region.layout().total_bytes <= STATE_BYTES);
             (base, region)
         };

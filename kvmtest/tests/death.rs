@@ -96,7 +96,7 @@ fn die_at_work(machine: &Machine, pager: &Pager) {
             1 if resident => forget(save(machine, pager, gfn)),
             2 if resident => {
                 let saved = save(machine, pager, gfn);
-                kvmtest::punch(pager.ram(), FrameRange::new(gfn, 1)).unwrap();
+                machine.punch(FrameRange::new(gfn, 1)).unwrap();
                 forget(saved);
             }
             _ => forget(bring_back(machine, pager, gfn)),

@@ -1,6 +1,6 @@
 //! Frames in use are evicted under running vCPUs.
 
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use ebb_ledger::{Content, LockedFrame};
 use ebb_pager::{Evicted, Grain, NothingKnown, Pager};
@@ -119,7 +119,8 @@ fn evict_in_the_wrong_order(counting: &Counting, pager: &Pager) -> u64 {
     until("a write after the save", || (saved.is_empty() || count() > before).then_some(()));
     let frames = saved.len() as u64;
     for (gfn, held, slot) in saved {
-        kvmtest::punch(pager.ram(), FrameRange::new(gfn, 1)).unwrap();
+        counting.machine.punch(FrameRange::new(gfn, 1)).unwrap();
+        pager.counters().saved_frames.fetch_add(1, Relaxed);
         if held.unlock(Content::Saved { slot }) {
             pager.frames().wake_all().unwrap();
         }

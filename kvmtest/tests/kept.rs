@@ -129,7 +129,7 @@ fn a_frame_that_the_vmm_punched_is_a_hole() {
     require!(kvmtest::available());
     for (evicts, dies) in [(false, false), (true, false), (false, true)] {
         let (counting, mut daemon) = with_a_kept_slot();
-        kvmtest::punch(counting.machine.ram(), ONE).unwrap();
+        counting.machine.punch(ONE).unwrap();
         if evicts {
             assert_eq!(evicted(&daemon), Evicted { empty: 1, ..Evicted::default() });
         }

@@ -2,16 +2,23 @@
 //!
 //! A test [skips](require!) where it cannot run, [waits](until) for events, and restores what it
 //! changes on the host ([`Undo`], [`Scratch`], [`HostSetting`]). [`forge`] is a made-up guest,
-//! [`vprobe`] what a guest registers with its host.
+//! [`vprobe`] what a guest registers with its host. With the feature `vhost-user`, `virtqueue`,
+//! `front_end` and `disk` are the other side of a vhost-user device.
 //!
 //! Everything here panics on failure, because it serves only tests and benchmarks.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "vhost-user")]
+pub mod disk;
 pub mod forge;
+#[cfg(feature = "vhost-user")]
+pub mod front_end;
 pub mod setting;
 pub mod skip;
 pub mod target;
 pub mod undo;
+#[cfg(feature = "vhost-user")]
+pub mod virtqueue;
 pub mod vprobe;
 pub mod wait;
 

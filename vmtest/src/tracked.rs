@@ -13,7 +13,7 @@ use ebb_store::{Protection, SwapFile};
 use ebb_sys::process::Process;
 use ebb_sys::uffd::{Uffd, feature};
 use ebb_units::{FRAME_BYTES, FrameRange};
-use ebb_vm::{Qmp, layout};
+use ebb_vm::{Puncher, Qmp, layout};
 use tempfile::TempDir;
 
 use crate::{Ran, Vm, assets};
@@ -33,17 +33,17 @@ impl Tracked {
     pub fn take(vm: &Vm) -> Tracked {
         let process = Process::open(vm.pid()).expect("QEMU runs");
         let mut qmp = Qmp::connect(&vm.own_qmp_socket()).expect("QMP");
-        let ram = Arc::new(layout::discover(&process, &mut qmp).expect("the RAM"));
+        let ram = layout::discover(&process, &mut qmp).expect("the RAM");
         let uffd = Uffd::from(process.descriptor(make_uffd(vm)).expect("the userfaultfd"));
         uffd.handshake(feature::needed()).expect("features");
         let directory = tempfile::tempdir().expect("a directory");
         let run = directory.path();
         let slots = ram.bytes() / FRAME_BYTES;
         let store = SwapFile::open(&run.join("swap"), run, slots, Protection::Encrypted);
+        let ledger = Ledger::create(&run.join("ledger"), ram.end(), Tables::WhenSplit);
         let parts = PagerParts {
-            ram: Arc::clone(&ram),
-            ledger: Ledger::create(&run.join("ledger"), ram.end(), Tables::WhenSplit)
-                .expect("a ledger"),
+            puncher: Puncher::new(ram),
+            ledger: ledger.expect("a ledger"),
             uffd,
             grain: Grain::Frame,
             devices: Box::new(NoDevices),

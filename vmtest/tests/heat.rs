@@ -17,7 +17,7 @@ fn guest(label: &str, more: &str) -> Guest {
 /// Takes as many of the hottest pages of all memory as are really used. Returns the part of them
 /// that is really used.
 fn precision(sorted: &Sorted, truth: &[u64]) -> f64 {
-    let hot: Vec<u64> = sorted.hot_set(truth.len() as u64).map(|gfn| gfn.0).collect();
+    let hot: Vec<u64> = sorted.hottest_first().take(truth.len()).map(|page| page.0.0).collect();
     let right = hot.iter().filter(|frame| truth.binary_search(frame).is_ok()).count();
     right as f64 / hot.len().max(1) as f64
 }

@@ -1,17 +1,13 @@
 //! `ebbd disk` killed while its queue is full: every request ends once, in order, and no confirmed
 //! write is lost.
 
-#[path = "../../../crates/block/tests/driver/mod.rs"]
-mod driver;
-
 use std::collections::VecDeque;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command};
 
-use driver::front_end::{FrontEnd, shared_memory};
-use driver::{IN, OK, OUT, Ring};
+use testkit::disk::{IN, OK, OUT, Ring, connect, shared_memory};
 
 const SLOTS: u64 = 32;
 const SLOT_BYTES: u64 = 256 << 10;
@@ -122,8 +118,7 @@ fn a_killed_disk_ends_each_request_once_and_in_order() {
     let mut load = Load::new();
     for _ in 0..ROUNDS {
         let server = serve(directory.path());
-        let front_end =
-            FrontEnd::connect(&directory.path().join("socket"), &load.ring, load.ring.used());
+        let front_end = connect(&directory.path().join("socket"), &load.ring, load.ring.used());
         let mut left = 1 + load.random(200);
         while left > 0 {
             load.fill();
@@ -137,8 +132,7 @@ fn a_killed_disk_ends_each_request_once_and_in_order() {
         load.reap();
     }
     let server = serve(directory.path());
-    let front_end =
-        FrontEnd::connect(&directory.path().join("socket"), &load.ring, load.ring.used());
+    let front_end = connect(&directory.path().join("socket"), &load.ring, load.ring.used());
     while !load.flights.is_empty() {
         front_end.wait();
         load.reap();

@@ -7,7 +7,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use ebb_sys::transfer::{AlignedBuffer, Memory, Operation, Transfer};
+use ebb_sys::transfer::{AlignedBuffer, Operation, Transfer, TransferMemory};
 use ebb_units::FRAME_BYTES;
 use ebb_vhost::{Access, Guest, Pinned, Segment, bytes_of, slice};
 
@@ -102,16 +102,16 @@ impl Job {
         disk: &Disk,
         buffers: &mut Buffers,
         result: io::Result<()>,
-        memory: Memory,
+        memory: TransferMemory,
     ) -> Step {
         let step = match (result, memory) {
             (Err(error), memory) => {
-                if let Memory::Own(buffer) = memory {
+                if let TransferMemory::Own(buffer) = memory {
                     buffers.give_back(buffer);
                 }
                 Err(failed(&error))
             }
-            (Ok(()), Memory::Own(buffer)) => self.piece_ended(disk, buffers, buffer),
+            (Ok(()), TransferMemory::Own(buffer)) => self.piece_ended(disk, buffers, buffer),
             (Ok(()), _) => Ok(self.over(disk)),
         };
         or_over(step)

@@ -25,7 +25,7 @@ mod pause;
 mod probe;
 mod queue;
 mod request;
-#[doc(hidden)]
+#[cfg(feature = "testing")]
 pub mod solo;
 mod used_rings;
 

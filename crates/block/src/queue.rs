@@ -134,6 +134,7 @@ impl Worker {
     }
 
     /// Whether all requests taken from the queue are answered, or never will be.
+    #[cfg(feature = "testing")]
     pub(crate) fn is_idle(&self) -> bool {
         match self.broken {
             true => self.jobs.is_empty(),
@@ -141,6 +142,8 @@ impl Worker {
         }
     }
 
+    /// Whether requests are taken from the queue.
+    #[cfg(feature = "testing")]
     pub(crate) fn runs(&self) -> bool {
         !self.broken
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use ebb_vhost::{Dma, Kept};
 use rustix::event::{PollFd, PollFlags, poll};
+use testkit::virtqueue::Rings;
 use vhost_user_backend::{VringMutex, VringT};
 use virtio_queue::{Error as QueueError, QueueT};
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
@@ -20,19 +21,6 @@ use crate::queue::Worker;
 
 /// Most rounds in a queue whose memory makes it look busy for ever.
 const ROUNDS_MAX: u32 = 1000;
-
-/// Where the parts of a queue are, and how many descriptors it has.
-#[derive(Clone, Copy, Debug)]
-pub struct Rings {
-    /// The descriptor table's guest-physical address.
-    pub descriptors: u64,
-    /// The available ring's guest-physical address.
-    pub available: u64,
-    /// The used ring's guest-physical address.
-    pub used: u64,
-    /// Number of descriptors: a power of two, 1024 at most.
-    pub size: u16,
-}
 
 /// A disk with one queue.
 pub struct Solo {

@@ -5,9 +5,9 @@ mod driver;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use driver::front_end::{FrontEnd, shared_memory};
 use driver::*;
 use ebb_block::{Backend, Nobody, Observer, Options};
+use testkit::disk::{DISCARD, FREE, IN, OK, RINGS, Ring, connect, shared_memory};
 
 const IMAGE_BYTES: u64 = 1 << 20;
 /// The header of a driver's first request.
@@ -133,7 +133,7 @@ fn a_queue_stops_while_requests_wait_and_does_them_later() {
         let backend = backend.unwrap();
         let mut ring = Ring::new(shared_memory(RAM_BYTES));
         *gate.unavailable.lock().unwrap() = Some((unavailable, u32::MAX));
-        let front_end = FrontEnd::connect(&socket, &ring, 0);
+        let front_end = connect(&socket, &ring, 0);
         let first = ring.prepare(IN, 0, &[], &[(FREE + 0x1000, 4096)]);
         let waits = ring.prepare(IN, 0, &[], &[(FREE, 4096)]);
         let behind = ring.prepare(IN, 0, &[], &[(FREE + 0x2000, 4096)]);
@@ -149,7 +149,7 @@ fn a_queue_stops_while_requests_wait_and_does_them_later() {
         assert_eq!(ring.get(waits, 1), [0xff]);
         drop(front_end);
         *gate.unavailable.lock().unwrap() = None;
-        let front_end = FrontEnd::connect(&socket, &ring, base);
+        let front_end = connect(&socket, &ring, base);
         while ring.used() != ring.next {
             front_end.wait();
         }

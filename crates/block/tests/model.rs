@@ -9,6 +9,8 @@ use std::sync::Arc;
 use driver::*;
 use ebb_block::{Nobody, Observer};
 use proptest::prelude::*;
+use testkit::disk::{DISCARD, FLUSH, FREE, OK, WRITE_ZEROES};
+use testkit::virtqueue::Piece;
 
 const SECTORS: u64 = 8 * 40;
 const SECTOR: u64 = 512;

@@ -1,7 +1,5 @@
 //! Front ends that connect, disconnect, and connect again.
 
-mod driver;
-
 use std::fs;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -9,12 +7,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use driver::front_end::{FrontEnd, sealable_memory, shared_memory};
-use driver::*;
 use ebb_block::{
     Access, AllResident, Backend, Dma, DmaFault, Image, Nobody, Options, Segment, StartError,
 };
+use testkit::disk::{
+    FREE, IN, IOERR, OK, OUT, RINGS, Ring, connect, sealable_memory, shared_memory,
+};
+use testkit::front_end::FrontEnd;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+
+const RAM_BYTES: u64 = 4 << 20;
+/// Offset of the field that turns the write cache on or off.
+const WRITEBACK: u32 = 32;
 
 struct Bench {
     directory: tempfile::TempDir,
@@ -47,7 +51,7 @@ impl Bench {
     }
 
     fn connect(&self, ring: &Ring) -> FrontEnd {
-        FrontEnd::connect(&self.socket(), ring, ring.used())
+        connect(&self.socket(), ring, ring.used())
     }
 }
 
@@ -73,14 +77,6 @@ impl Dma for EvictedRing {
     fn unpin(&self, _: &[Segment]) {}
 }
 
-/// Kicks the queue and waits until all requests are used.
-fn finish(front_end: &FrontEnd, ring: &Ring) {
-    front_end.kick();
-    while ring.used() != ring.next {
-        front_end.wait();
-    }
-}
-
 #[test]
 fn an_evicted_used_ring_is_back_before_its_index_is_read() {
     let mut bench = Bench::new();
@@ -90,9 +86,9 @@ fn an_evicted_used_ring_is_back_before_its_index_is_read() {
     let dma = Arc::new(EvictedRing { memory, index, asked: AtomicU32::new(0) });
     bench.start_with(dma.clone());
     ring.next = index;
-    let front_end = FrontEnd::connect(&bench.socket(), &ring, index);
+    let front_end = connect(&bench.socket(), &ring, index);
     let status = ring.prepare(IN, 0, &[], &[(FREE, 4096)]);
-    finish(&front_end, &ring);
+    front_end.finish(&ring);
     assert_eq!((ring.used(), ring.get(status, 1)), (index + 1, vec![OK]));
     assert!(dma.asked.load(Ordering::SeqCst) > 5);
 }
@@ -106,7 +102,7 @@ fn one_front_end_comes_after_the_other() {
         let front_end = bench.connect(&ring);
         ring.prepare(OUT, round * 8, &[(FREE, 4096)], &[]);
         ring.prepare(IN, round * 8, &[], &[(FREE + 0x4000, 4096)]);
-        finish(&front_end, &ring);
+        front_end.finish(&ring);
         assert_eq!(ring.get(FREE + 0x4000, 4096), [3; 4096]);
     }
     let backend = bench.backend.take().unwrap();
@@ -125,7 +121,7 @@ fn served_next(bench: &Bench) {
     let mut ring = Ring::new(shared_memory(RAM_BYTES));
     let front_end = bench.connect(&ring);
     ring.prepare(IN, 0, &[], &[(FREE, 4096)]);
-    finish(&front_end, &ring);
+    front_end.finish(&ring);
 }
 
 #[test]
@@ -157,7 +153,7 @@ fn a_request_whose_memory_went_away_fails() {
     file_of(&ring).set_len(FREE).unwrap();
     // The kernel reads a whole block directly, into memory that no longer exists.
     let status = ring.prepare(IN, 0, &[], &[(FREE, 4096)]);
-    finish(&front_end, &ring);
+    front_end.finish(&ring);
     assert_eq!(ring.get(status, 1), [IOERR]);
 }
 
@@ -169,7 +165,7 @@ fn memory_that_can_be_sealed_does_not_go_away() {
     front_end.wait();
     assert!(file_of(&ring).set_len(0).is_err());
     ring.prepare(IN, 0, &[], &[(FREE, 4096)]);
-    finish(&front_end, &ring);
+    front_end.finish(&ring);
 }
 
 #[test]
@@ -185,7 +181,7 @@ fn a_stopped_queue_has_answered_all_that_it_took() {
     assert_eq!(base, ring.used());
     // The rest is left for the next front end.
     drop(front_end);
-    finish(&FrontEnd::connect(&bench.socket(), &ring, base), &ring);
+    connect(&bench.socket(), &ring, base).finish(&ring);
 }
 
 #[test]
@@ -209,7 +205,7 @@ fn a_backend_stops_with_and_without_a_front_end() {
     front_end.kick();
     bench.backend.take().unwrap().stop();
     bench.start();
-    finish(&bench.connect(&ring), &ring);
+    bench.connect(&ring).finish(&ring);
 }
 
 #[test]
@@ -231,15 +227,15 @@ fn the_cache_stays_off_for_the_next_process() {
     let mut bench = Bench::new();
     let ring = Ring::new(shared_memory(RAM_BYTES));
     let mut front_end = bench.connect(&ring);
-    assert!(front_end.is_writeback());
-    front_end.set_writeback(false);
-    assert!(!front_end.is_writeback());
+    assert_eq!(front_end.config(WRITEBACK, 1), [1]);
+    front_end.set_config(WRITEBACK, &[0]);
+    assert_eq!(front_end.config(WRITEBACK, 1), [0]);
     bench.backend.take().unwrap().stop();
     bench.start();
     let mut front_end = bench.connect(&ring);
-    assert!(!front_end.is_writeback());
-    front_end.set_writeback(true);
-    assert!(front_end.is_writeback());
+    assert_eq!(front_end.config(WRITEBACK, 1), [0]);
+    front_end.set_config(WRITEBACK, &[1]);
+    assert_eq!(front_end.config(WRITEBACK, 1), [1]);
     assert!(!bench.directory.path().join("socket.writethrough").exists());
 }
 

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use driver::*;
 use ebb_block::{Direction, Nobody};
 use ebb_units::Gfn;
+use testkit::disk::{DISCARD, FLUSH, FREE, GET_ID, IN, IOERR, OK, OUT, UNSUPP, WRITE_ZEROES};
+use testkit::virtqueue::Piece;
 
 const IMAGE_BYTES: u64 = 1 << 20;
 const SECTORS: u64 = IMAGE_BYTES / 512;

@@ -140,7 +140,7 @@ mod tests {
             file: 0,
             offset: at,
         };
-        Ram::new(vec![region(0, 0), region(1 << 32, half)], vec![Backing { file, mapping }])
+        Ram::new(vec![region(0, 0), region(1 << 32, half)], vec![Backing::new(file, mapping)])
             .unwrap()
     }
 

@@ -22,7 +22,6 @@ pub struct Sorted {
     before: Vec<u32>,
     /// Buckets of used pages, coldest first.
     buckets: Vec<Bucket>,
-    unused: u64,
 }
 
 /// Pages of one degree and level.
@@ -56,8 +55,8 @@ impl Sorted {
             }
         }
         let buckets = in_order(&filling.open, filling.width, weights);
-        let Filling { chunks, before, unused, .. } = filling;
-        Sorted { chunks, before, buckets, unused }
+        let Filling { chunks, before, .. } = filling;
+        Sorted { chunks, before, buckets }
     }
 
     /// Bytes that the sorted pages take.
@@ -70,11 +69,6 @@ impl Sorted {
     /// Number of pages that were used.
     pub fn used_frames(&self) -> u64 {
         self.buckets.iter().map(|bucket| bucket.pages).sum()
-    }
-
-    /// Number of pages that were not used.
-    pub fn unused_frames(&self) -> u64 {
-        self.unused
     }
 
     /// Each degree with its number of pages, coldest first. Pages that were not used are left out.
@@ -91,13 +85,6 @@ impl Sorted {
     /// The pages that were used, hottest first, with their degrees.
     pub fn hottest_first(&self) -> impl Iterator<Item = (Gfn, u64)> {
         self.buckets.iter().rev().flat_map(|bucket| self.pages(bucket))
-    }
-
-    /// The hottest pages, at most `frames`: the hot set of a VM with that many frames of fast
-    /// memory. Pages that were not used are never in it.
-    pub fn hot_set(&self, frames: u64) -> impl Iterator<Item = Gfn> {
-        let frames = usize::try_from(frames).unwrap_or(usize::MAX);
-        self.hottest_first().take(frames).map(|(gfn, _)| gfn)
     }
 
     /// How many frames of fast memory the VM has a use for: the hottest `percent` of the pages of
@@ -135,7 +122,6 @@ struct Filling {
     /// By reads, then by writes, then by level.
     open: Vec<Open>,
     width: usize,
-    unused: u64,
 }
 
 impl Filling {
@@ -152,7 +138,6 @@ impl Filling {
             before: Vec::with_capacity(most),
             open: vec![none; buckets],
             width,
-            unused: 0,
         }
     }
 
@@ -161,10 +146,7 @@ impl Filling {
         let pair = usize::from(uses.reads) * self.width + usize::from(uses.writes);
         let frame = u32::try_from(gfn).ok().filter(|_| pair != 0);
         let bucket = pair * LEVELS + usize::from(level);
-        let (Some(frame), Some(open)) = (frame, self.open.get_mut(bucket)) else {
-            self.unused += 1;
-            return;
-        };
+        let (Some(frame), Some(open)) = (frame, self.open.get_mut(bucket)) else { return };
         if open.pages as usize == CHUNK_PAGES {
             self.before.push(open.chunk);
             open.full_chunks += u32::from(open.chunk != NO_CHUNK);

@@ -1,6 +1,6 @@
 //! A guest whose kernel passed the gate.
 
-use ebb_units::{FRAME_BYTES, Gfn, Gpa};
+use ebb_units::{FRAME_BYTES, Gpa};
 
 use crate::llfree;
 use crate::victims::victims;
@@ -169,11 +169,6 @@ impl Guest {
         self.memmap = Memmap::new(mem, &self.note, self.tables)?;
         self.zones = Zones::new(mem, &self.note, &self.tables)?;
         Ok(true)
-    }
-
-    /// The frame that holds `gfn`'s `struct page`, by the guest's page tables as they are now.
-    pub fn metadata_frame(&self, mem: &dyn GuestMemory, gfn: Gfn) -> Option<Gfn> {
-        self.memmap.walk(mem, gfn).map(Gpa::gfn)
     }
 
     /// Begins a look at the current metadata of blocks.

@@ -140,14 +140,14 @@ fn a_look_follows_the_guests_own_page_tables() {
     let head = Gfn(4096);
     let metadata = forge.page(head, 0).gfn();
     assert_eq!(guest.look(&forge.mem).head(head), Some(Head { order: 10, metadata }));
-    assert_eq!(guest.metadata_frame(&forge.mem, head), Some(metadata));
+    assert_eq!(guest.memmap().walk(&forge.mem, head).map(Gpa::gfn), Some(metadata));
     assert_eq!(guest.look(&forge.mem).head(Gfn(4097)), None);
 
     // The guest moves the metadata, so the old copy no longer counts.
     let other_place = Gpa(9 << 20);
     forge.map(forge::VMEMMAP_VA + head.0 * forge::PAGE_BYTES, other_place, 0);
     assert_eq!(guest.look(&forge.mem).head(head), None);
-    assert_eq!(guest.metadata_frame(&forge.mem, head), Some(other_place.gfn()));
+    assert_eq!(guest.memmap().walk(&forge.mem, head), Some(other_place));
     assert_eq!(guest.memmap().metadata_gpa(head).map(Gpa::gfn), Some(metadata));
 }
 
@@ -240,7 +240,8 @@ fn every_look_does_with_the_frames_that_are_needed() {
         assert_eq!(guest.free_bytes(&needed), guest.free_bytes(&forge.mem));
         assert_eq!(guest.counts(&needed), guest.counts(&forge.mem));
         for gfn in (0..forge::FRAMES).step_by(61).map(Gfn) {
-            assert_eq!(guest.metadata_frame(&needed, gfn), guest.metadata_frame(&forge.mem, gfn));
+            let walk = |mem: &dyn GuestMemory| guest.memmap().walk(mem, gfn);
+            assert_eq!(walk(&needed), walk(&forge.mem));
         }
         // The needed frames are few. Without the tables nothing is known.
         let frames: u64 = needed.1.iter().map(|frames| frames.count).sum();

@@ -97,6 +97,7 @@ impl Content {
             Content::OnDisk { block } => with_payload(ON_DISK, block),
             Content::Unplugged => UNPLUGGED,
             Content::Watch { head, order } => {
+                debug_assert!(u64::from(order) <= ORDER_MAX);
                 with_payload(WATCH, head.0) | u64::from(order) << BYTE_SHIFT
             }
             Content::Clean { slot } => with_payload(CLEAN, slot),

@@ -1,6 +1,6 @@
 //! Locked words, which are unlocked when dropped, whatever happens in between.
 
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use ebb_units::{FrameRange, Gfn};
 
@@ -17,6 +17,17 @@ pub struct Busy {
 
 impl Busy {
     pub(crate) const UNTOUCHED: Busy = Busy { wanted: false };
+}
+
+/// Whether a word is locked. The answer holds only for the holder of its lock: others mark the word
+/// meanwhile, and do nothing else to it.
+fn is_locked(word: &Word) -> bool {
+    word.load(Relaxed) & LOCK != 0
+}
+
+/// Whether a locked word is marked. `true` stays so until the holder unlocks it.
+fn is_marked(word: &Word) -> bool {
+    word.load(Relaxed) & WANT != 0
 }
 
 /// One locked frame.
@@ -42,7 +53,9 @@ impl<'l> LockedFrame<'l> {
     /// as it was, and nothing is recorded.
     #[must_use]
     pub fn commit(&mut self, next: Content) -> bool {
+        debug_assert!(is_locked(self.word), "{next:?} is committed without the lock");
         let done = commit(self.word, next.to_word());
+        debug_assert!(done || is_marked(self.word), "only a mark makes a commit fail");
         if done {
             self.content = next;
         }
@@ -52,15 +65,20 @@ impl<'l> LockedFrame<'l> {
     /// Makes the frame `next` and unlocks it. Whether a fault for it must be served.
     #[must_use]
     pub fn unlock(mut self, next: Content) -> bool {
-        self.held = false;
-        unlock(self.word, next.to_word())
+        unlock(self.end(), next.to_word())
     }
 
     /// Unlocks the frame without a change. Whether a fault for it must be served.
     #[must_use]
     pub fn abandon(mut self) -> bool {
+        abandon(self.end())
+    }
+
+    /// Returns the word, which the caller unlocks.
+    fn end(&mut self) -> &'l Word {
         self.held = false;
-        abandon(self.word)
+        debug_assert!(is_locked(self.word), "{:?} is unlocked twice", self.content);
+        self.word
     }
 }
 
@@ -68,7 +86,7 @@ impl Drop for LockedFrame<'_> {
     fn drop(&mut self) {
         if self.held {
             // Only a panic comes here: every other way unlocks explicitly.
-            abandon(self.word);
+            abandon(self.end());
         }
     }
 }
@@ -119,8 +137,8 @@ impl<'l> Locked<'l> {
     /// the unlocked frames must be served.
     pub fn keep(mut self, count: u64) -> (Locked<'l>, bool) {
         let count = usize::try_from(count).unwrap_or(usize::MAX).min(self.words.len());
-        let (kept, rest) = self.words.split_at(count);
-        self.held = false;
+        debug_assert_eq!(self.words.len() as u64, self.frames.count, "each frame has a word");
+        let (kept, rest) = self.end().split_at(count);
         let frames = FrameRange::new(self.frames.start, count as u64);
         (Locked { words: kept, frames, held: true }, abandon_all(rest))
     }
@@ -129,9 +147,11 @@ impl<'l> Locked<'l> {
     /// [`Locked::unlock`] reports them.
     pub fn set(&self, next: Content) {
         for word in self.words {
+            debug_assert!(is_locked(word), "{next:?} is set without the lock");
             // The word is marked: keep the mark. It cannot change in between, since others only
             // mark a locked word.
             if !commit(word, next.to_word()) {
+                debug_assert!(is_marked(word), "only a mark makes a commit fail");
                 word.store(next.to_word() | LOCK | WANT, Release);
             }
         }
@@ -140,23 +160,20 @@ impl<'l> Locked<'l> {
     /// Unlocks the frames without a change. Whether a fault for one must be served.
     #[must_use]
     pub fn abandon(mut self) -> bool {
-        self.held = false;
-        abandon_all(self.words)
+        abandon_all(self.end())
     }
 
     /// Makes all the frames `next` and unlocks them. Whether a fault for one must be served.
     #[must_use]
     pub fn unlock(mut self, next: Content) -> bool {
-        self.held = false;
-        self.words.iter().fold(false, |wanted, word| unlock(word, next.to_word()) | wanted)
+        self.end().iter().fold(false, |wanted, word| unlock(word, next.to_word()) | wanted)
     }
 
     /// Replaces the content of each word by what `next` makes of it, and unlocks it. Whether a
     /// fault for one must be served.
     #[must_use]
     pub fn unlock_with(mut self, next: impl Fn(Content) -> Content) -> bool {
-        self.held = false;
-        self.words.iter().fold(false, |wanted, word| {
+        self.end().iter().fold(false, |wanted, word| {
             let content = Content::from_word(word.load(Acquire)).unwrap_or(Content::Resident);
             unlock(word, next(content).to_word()) | wanted
         })
@@ -166,19 +183,25 @@ impl<'l> Locked<'l> {
     /// without one there keeps its content. Whether a fault for one must be served.
     #[must_use]
     pub fn unlock_each(mut self, next: &[Content]) -> bool {
-        self.held = false;
         let count = next.len().min(self.words.len());
-        let (words, rest) = self.words.split_at(count);
+        let (words, rest) = self.end().split_at(count);
         let each = words.iter().zip(next);
         let wanted = each.fold(false, |wanted, (word, next)| unlock(word, next.to_word()) | wanted);
         abandon_all(rest) | wanted
+    }
+
+    /// Returns the words, which the caller unlocks.
+    fn end(&mut self) -> &'l [Word] {
+        self.held = false;
+        debug_assert!(self.words.iter().all(is_locked), "{:?} is unlocked twice", self.frames);
+        self.words
     }
 }
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
         if self.held {
-            abandon_all(self.words);
+            abandon_all(self.end());
         }
     }
 }

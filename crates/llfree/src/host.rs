@@ -70,20 +70,13 @@ impl<'a> Host<'a> {
         self.change(index, next, HostError::NotTaken)
     }
 
-    /// Begins the soft reclaim of a free area: sets E, which tells the guest that the area has no
-    /// memory. The caller then protects the area, and empties it only if [`Host::is_still_free`].
+    /// Sets E of a free area that has no memory, for a guest whose kernel does not know that yet.
     ///
     /// # Errors
     /// The area is in use, or changes all the time.
     pub fn soft_reclaim(&self, index: usize) -> Result<(), HostError> {
         let next = |area: Area| area.is_free().then(|| area.evicted());
         self.change(index, next, HostError::InUse)
-    }
-
-    /// Whether the area is still free, asked after [`Host::soft_reclaim`] and after its frames were
-    /// protected. If it is, every later get of one of its frames meets the protection.
-    pub fn is_still_free(&self, index: usize) -> bool {
-        self.counters.area(index).is_some_and(|area| area.is_free() && area.is_evicted())
     }
 
     /// Clears E: the area has memory again, or still has it.

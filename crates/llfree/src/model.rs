@@ -161,8 +161,8 @@ fn overlapping_puts() {
     }
 }
 
-/// Three threads at once: a frame is got, touched and put between the host's two looks, during a
-/// second get.
+/// Three threads at once: the host takes an area and returns it, while two threads of the guest
+/// get, touch and put its frames.
 #[test]
 fn the_host_between_two_guests() {
     use Step::{Get, GetAt, HardReclaim, Put, Return, SoftReclaim};

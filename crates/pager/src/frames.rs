@@ -10,10 +10,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use ebb_ledger::{Content, Ledger, SplitError};
 use ebb_sys::uffd::{HvaRange, Uffd, Watch};
 use ebb_units::{FrameRange, HugeFrame};
-use ebb_vm::{Ram, Region};
+use ebb_vm::{Puncher, Ram, Region};
 
 use crate::support::counters::Counters;
-use ebb_vm::Puncher;
 
 pub mod errors;
 pub mod fill;
@@ -50,14 +49,15 @@ pub struct Frames {
 impl Frames {
     /// Makes frames over RAM and its ledger, whose faults come to `uffd`.
     pub(crate) fn new(
-        ram: Arc<Ram>,
+        puncher: Puncher,
         ledger: Ledger,
         uffd: Uffd,
         devices: Box<dyn IoMapping>,
     ) -> Frames {
+        let ram = Arc::clone(puncher.ram());
         Frames {
             pins: Pins::new(ram.end().0),
-            puncher: Puncher::new(Arc::clone(&ram)),
+            puncher,
             ram,
             ledger,
             uffd,

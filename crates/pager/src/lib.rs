@@ -5,10 +5,6 @@
 //! it leaves a mark in the ledger, and the holder of the lock wakes the guest when it is done.
 #![forbid(unsafe_code)]
 
-// The machine that the tests share names this crate from outside.
-#[cfg(test)]
-extern crate self as ebb_pager;
-
 mod device;
 mod evict;
 mod fault;
@@ -20,6 +16,8 @@ mod pager;
 mod reclaim;
 mod residency;
 mod support;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod threads;
 
 pub use device::access::DeviceAccess;

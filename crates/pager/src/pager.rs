@@ -8,7 +8,7 @@ use ebb_digest::DigestKey;
 use ebb_ledger::Ledger;
 use ebb_store::Store;
 use ebb_sys::uffd::Uffd;
-use ebb_vm::Ram;
+use ebb_vm::{Puncher, Ram};
 
 use crate::device::access::DeviceAccess;
 use crate::device::pluggable::Pluggable;
@@ -31,8 +31,8 @@ use crate::support::panics::Panics;
 
 /// What a pager is made of.
 pub struct PagerParts {
-    /// The VM's RAM.
-    pub ram: Arc<Ram>,
+    /// The VM's RAM, which only this pager punches.
+    pub puncher: Puncher,
     /// Where the content of each frame is.
     pub ledger: Ledger,
     /// The userfaultfd that reports the VM's faults, after the handshake.
@@ -73,8 +73,8 @@ impl Pager {
     /// # Errors
     /// `InvalidInput`: the ledger names slots that the store does not have.
     pub fn new(parts: PagerParts) -> io::Result<(Pager, Receiver<Restored>)> {
-        let PagerParts { ram, ledger, uffd, grain, devices, store, disk, digest_key } = parts;
-        let frames = Arc::new(Frames::new(ram, ledger, uffd, devices));
+        let PagerParts { puncher, ledger, uffd, grain, devices, store, disk, digest_key } = parts;
+        let frames = Arc::new(Frames::new(puncher, ledger, uffd, devices));
         let folios = Arc::new(FolioMap::new(&frames, grain));
         let residency = Arc::new(Residency::new(&frames, store, disk, digest_key)?);
         let room = Arc::new(LimitRoom::new(&frames, &residency));

@@ -1,8 +1,5 @@
 //! The page that was touched is there before those that come with it. This process is the guest.
 
-#[allow(dead_code)]
-mod machine;
-
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Condvar, Mutex};
@@ -10,11 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 use ebb_ledger::Content;
+use ebb_pager::testing::{Machine, available, page_of, serve, watching};
 use ebb_pager::{IoMapping, NothingKnown, PagerParts};
 use ebb_units::{FrameRange, Gfn};
 use testkit::{require, until};
-
-use machine::{Machine, available, page_of, serve, watching};
 
 const ASKED: Gfn = Gfn(3);
 const FRAMES: FrameRange = FrameRange::new(Gfn(0), 8);
@@ -51,7 +47,7 @@ impl IoMapping for Waits {
 #[test]
 fn who_touched_a_page_goes_on_before_what_lies_around_is_there() {
     require!(available());
-    let (machine, gate) = (Machine::new(), Arc::new(Gate::default()));
+    let (machine, gate) = (Machine::small(), Arc::new(Gate::default()));
     machine.ram.populate(FRAMES).unwrap();
     let parts = PagerParts { devices: Box::new(Waits(Arc::clone(&gate))), ..machine.parts() };
     let pager = watching(parts);

@@ -2,19 +2,15 @@
 //! kernel does that knows nothing of the last one's blocks: they keep their content when the rest
 //! of the block comes back. This process is the guest.
 
-#[allow(dead_code)]
-mod machine;
-
 use std::io;
 use std::sync::{Arc, Mutex};
 
 use ebb_ledger::Content;
+use ebb_pager::testing::{Machine, Threads, available, page_of, serve, watching};
 use ebb_pager::{Digest, DigestKey, GuestDisk, IoMapping, NothingKnown, Pager, PagerParts};
 use ebb_store::Page;
 use ebb_units::{FrameRange, Gfn};
 use testkit::{require, until};
-
-use machine::{Machine, Threads, available, page_of, serve, watching};
 
 const METADATA: Gfn = Gfn(3);
 const ORDER: u8 = 6;
@@ -70,7 +66,7 @@ impl Daemon {
     /// Makes a VM with a block that is empty and watched, of which the guest has used one frame all
     /// the same.
     fn new(resting: u64) -> Daemon {
-        let machine = Machine::new();
+        let machine = Machine::small();
         machine.ram.populate(ALL).unwrap();
         let mapped = Mapped::default();
         let devices = Box::new(mapped.clone());

@@ -1,8 +1,5 @@
 //! A disk image that another program changes while it backs memory. This process is the guest.
 
-#[allow(dead_code)]
-mod machine;
-
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,12 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use ebb_ledger::Content;
+use ebb_pager::testing::{Machine, Threads, available, page_of, serve};
 use ebb_pager::{Digest, DigestKey, Digests, GuestDisk, NothingKnown, Pager, PagerParts};
 use ebb_store::Page;
 use ebb_units::{FrameRange, Gfn};
 use testkit::{require, until};
-
-use machine::{Machine, Threads, available, page_of, serve};
 
 const FRAMES: u64 = 8;
 
@@ -99,7 +95,7 @@ fn check(machine: &Machine, daemon: &Daemon, image: &Image) {
 #[test]
 fn a_frame_waits_while_its_block_is_not_what_it_was() {
     require!(available());
-    let (machine, image) = (Machine::new(), image());
+    let (machine, image) = (Machine::small(), image());
     let daemon = evicted(&machine, &image);
     check(&machine, &daemon, &image);
 }
@@ -119,7 +115,7 @@ fn is_any_parked() -> bool {
 #[test]
 fn nobody_else_waits_for_a_frame_that_waits() {
     require!(available());
-    let (machine, image) = (Machine::new(), image());
+    let (machine, image) = (Machine::small(), image());
     let daemon = evicted(&machine, &image);
     image.put(3, page_of(99));
     let (guest, asking, other) = (machine.guest(), machine.guest(), Gfn(100));
@@ -141,7 +137,7 @@ fn nobody_else_waits_for_a_frame_that_waits() {
 #[test]
 fn so_it_does_after_a_daemons_death() {
     require!(available());
-    let (machine, image) = (Machine::new(), image());
+    let (machine, image) = (Machine::small(), image());
     drop(evicted(&machine, &image));
     let daemon = Daemon::over(&machine, machine.parts_left(), &image);
     check(&machine, &daemon, &image);
@@ -150,7 +146,7 @@ fn so_it_does_after_a_daemons_death() {
 #[test]
 fn what_was_disk_backed_before_there_were_digests_returns_unchecked() {
     require!(available());
-    let (machine, image) = (Machine::new(), image());
+    let (machine, image) = (Machine::small(), image());
     drop(evicted(&machine, &image));
     std::fs::remove_file(machine.run().join("digests")).unwrap();
     let _daemon = Daemon::over(&machine, machine.parts_left(), &image);

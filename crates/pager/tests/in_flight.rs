@@ -1,20 +1,16 @@
 //! Frames that a request of the VMM may still be writing to. This process is the guest.
 
-#[allow(dead_code)]
-mod machine;
-
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::{self, JoinHandle};
 
 use ebb_ledger::Content;
+use ebb_pager::testing::{Machine, Threads, available, page_of, serve, watching};
 use ebb_pager::{Judge, NothingKnown, Pager};
 use ebb_store::Page;
 use ebb_units::{FrameRange, Gfn};
 use testkit::{require, until};
-
-use machine::{Machine, Threads, available, page_of, serve, watching};
 
 struct Daemon {
     machine: Machine,
@@ -23,7 +19,7 @@ struct Daemon {
 }
 
 fn daemon() -> Daemon {
-    let machine = Machine::new();
+    let machine = Machine::small();
     let pager = watching(machine.parts());
     let _threads = serve(&pager, 1);
     Daemon { machine, pager, _threads }

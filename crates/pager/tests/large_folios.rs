@@ -1,12 +1,10 @@
 //! Memory in huge pages and in parts of them: no page of zeros may come where content is evicted.
 //! This process is the guest.
 
-#[allow(dead_code)]
-mod machine;
-
 use std::io::{PipeReader, PipeWriter};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ebb_pager::testing::{self, Machine, Threads, serve, watching};
 use ebb_pager::{Grain, NothingKnown, Pager, PagerParts};
 use ebb_store::Page;
 use ebb_sys::folios;
@@ -15,13 +13,11 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn, HugeFrame};
 use rustix::fs::sendfile;
 use testkit::{HostSetting, require};
 
-use machine::{Machine, Threads, serve, watching};
-
 const ATTEMPTS: usize = 1000;
 const ALL: FrameRange = FrameRange::new(Gfn(0), 512);
 
 fn available(setting: Result<HostSetting, String>) -> Result<HostSetting, String> {
-    machine::available()?;
+    testing::available()?;
     folios::Folios::open().map_err(|error| format!("nobody tells large folios: {error}"))?;
     setting
 }
@@ -68,18 +64,18 @@ fn a_pin_on_a_hole_brings_no_huge_page() {
     let _alone = SETTINGS.lock().unwrap_or_else(PoisonError::into_inner);
     let setting = available(HostSetting::shared_huge_pages());
     require!(setting.as_ref());
-    let machine = Machine::new();
+    let machine = Machine::small();
     let _ = machine.ram.files()[0].mapping.use_huge_pages(true);
     let daemon = Daemon::new(machine, Grain::Huge);
     let (pager, frame) = (&daemon.pager, FrameRange::new(Gfn(7), 1));
     daemon.fill();
-    let all: Vec<Gfn> = ALL.frames().collect();
+    let (guest, all): (_, Vec<Gfn>) = (daemon.machine.guest(), ALL.frames().collect());
     assert_eq!(pager.evictor().evict(&all, &NothingKnown).unwrap().frames(), 512);
-    assert!(daemon.machine.guest().read(frame.start) == page(Gfn(7)));
+    assert!(guest.read(frame.start) == page(Gfn(7)));
     // The frame, and those that came with it.
     let back: Vec<Gfn> =
         ALL.frames().filter(|gfn| daemon.machine.in_file(*gfn).is_some()).collect();
-    back.iter().for_each(|gfn| Machine::punch(pager.ram(), FrameRange::new(*gfn, 1)).unwrap());
+    back.iter().for_each(|gfn| guest.punch(FrameRange::new(*gfn, 1)).unwrap());
     pager.devices().pin(frame, true).unwrap();
     Machine::put(pager.ram(), frame.start, &page(Gfn(7)));
     pager.devices().unpin(frame);
@@ -89,7 +85,7 @@ fn a_pin_on_a_hole_brings_no_huge_page() {
 
 /// Makes a VM of small pages, all of whose memory came before huge pages were forbidden.
 fn in_large_folios() -> Daemon {
-    in_folios_of(Machine::new())
+    in_folios_of(Machine::small())
 }
 
 fn in_folios_of(machine: Machine) -> Daemon {
@@ -109,9 +105,9 @@ fn half() -> Vec<Gfn> {
 /// lives.
 fn in_use(daemon: &Daemon, gfn: Gfn) -> (PipeReader, PipeWriter) {
     let pipe = std::io::pipe().unwrap();
-    let (file, mut offset) = (&daemon.pager.ram().files()[0].file, gfn.gpa().0);
+    let (guest, mut offset) = (daemon.machine.guest(), gfn.gpa().0);
     // The pipe takes the page itself.
-    let sent = sendfile(&pipe.1, file, Some(&mut offset), FRAME_BYTES as usize).unwrap();
+    let sent = sendfile(&pipe.1, guest.file(), Some(&mut offset), FRAME_BYTES as usize).unwrap();
     assert_eq!(sent, FRAME_BYTES as usize);
     pipe
 }
@@ -158,7 +154,7 @@ fn parts_of_a_folio_of_64_kib_go_once_it_is_split() {
     // With this setting, its mappings begin where large folios fit.
     let huge_pages = HostSetting::shared_huge_pages();
     require!(huge_pages.as_ref());
-    let machine = Machine::new();
+    let machine = Machine::small();
     drop(huge_pages);
     // Otherwise folios would be of 2 MiB where the host's settings ask for them.
     let none_larger = HostSetting::no_shared_huge_pages();
@@ -192,9 +188,8 @@ fn frames_between_holes_go_one_by_one() {
     require!(setting.as_ref());
     let daemon = in_large_folios();
     daemon.pager.folios().mind_large_folios(Process::own().unwrap()).unwrap();
-    half()
-        .iter()
-        .for_each(|gfn| Machine::punch(daemon.pager.ram(), FrameRange::new(*gfn, 1)).unwrap());
+    let guest = daemon.machine.guest();
+    half().iter().for_each(|gfn| guest.punch(FrameRange::new(*gfn, 1)).unwrap());
     daemon.pager.devices().pin(FrameRange::new(Gfn(0), 1), false).unwrap();
     let all: Vec<Gfn> = ALL.frames().collect();
     assert_eq!(daemon.pager.evictor().evict(&all, &NothingKnown).unwrap().frames(), 511);
@@ -202,7 +197,7 @@ fn frames_between_holes_go_one_by_one() {
 
 /// Makes a VM of huge pages, whose memory is in a huge page.
 fn in_a_huge_page() -> Daemon {
-    let machine = Machine::new();
+    let machine = Machine::small();
     machine.allow_huge_pages(true);
     let daemon = Daemon::new(machine, Grain::Huge);
     daemon.fill();
@@ -267,7 +262,7 @@ fn nothing_stays_broken_up_where_memory_is_mapped_anew() {
 fn nothing_is_broken_up_where_nobody_tells_large_folios() {
     let setting = available(HostSetting::shared_huge_pages());
     require!(setting.as_ref());
-    let daemon = Daemon::new(Machine::new(), Grain::Huge);
+    let daemon = Daemon::new(Machine::small(), Grain::Huge);
     assert!(!daemon.pager.folios().can_break_up(HugeFrame(0)));
     let error = daemon.pager.folios().break_up(HugeFrame(0)).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::Unsupported);

@@ -1,9 +1,6 @@
 //! A huge frame that the guest's allocator has back, and touches, beside a device that cannot wait.
 //! This process is the guest.
 
-#[allow(dead_code)]
-mod machine;
-
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -11,11 +8,10 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use ebb_ledger::Content;
+use ebb_pager::testing::{Machine, available, page_of, serve, watching};
 use ebb_pager::{IoMapping, Judge, Pager, PagerParts, Sharer, Sharing};
 use ebb_units::{FrameRange, Gfn, HugeFrame};
 use testkit::{require, until};
-
-use machine::{Machine, available, page_of, serve, watching};
 
 const ALL: FrameRange = FrameRange::new(Gfn(0), 512);
 const TOUCHED: Gfn = Gfn(5);
@@ -93,7 +89,7 @@ impl IoMapping for Beside {
 #[test]
 fn its_protection_ends_before_its_word_is_free() {
     require!(available());
-    let machine = Machine::new();
+    let machine = Machine::small();
     machine.ram.populate(ALL).unwrap();
     let evictor = Arc::new(Evictor::default());
     let devices = Box::new(Beside(Arc::clone(&evictor)));

@@ -1,19 +1,15 @@
 //! Blocks that are committed, and then not reclaimed: they are again what they were. This process
 //! is the guest.
 
-#[allow(dead_code)]
-mod machine;
-
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::Content;
+use ebb_pager::testing::{Machine, available, page_of, serve, watching};
 use ebb_pager::{Grain, NothingKnown, Pager};
 use ebb_store::Page;
 use ebb_units::{FrameRange, Gfn};
 use testkit::require;
-
-use machine::{Machine, available, page_of, serve, watching};
 
 const METADATA: Gfn = Gfn(3);
 const ORDER: u8 = 6;
@@ -50,7 +46,7 @@ fn what_is_spared_can_be_evicted_like_anything_else() {
 #[test]
 fn what_was_empty_of_it_stays_so() {
     require!(available());
-    let machine = Machine::new();
+    let machine = Machine::small();
     machine.ram.populate(ALL).unwrap();
     Machine::put(&machine.ram, POISONED, &POISON);
     let pager = watching(machine.parts());

@@ -1,9 +1,6 @@
 //! Two VMs whose swap files are on one disk: what one of them wants at once does not fill the
 //! disk's queue ahead of the other's fault. This process is both guests.
 
-#[allow(dead_code)]
-mod machine;
-
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -11,12 +8,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 
+use ebb_pager::testing::{Guest, Machine, Threads, available, page_of, serve, watching};
 use ebb_pager::{NothingKnown, Pager, PagerParts};
 use ebb_store::{Medium, Protection, SwapFile, Traffic};
 use ebb_units::{FRAME_BYTES, Gfn};
 use testkit::{require, until};
-
-use machine::{Guest, Machine, Threads, available, page_of, serve, watching};
 
 const REFILL_THREADS: usize = 4;
 /// Number of a guest's frames that are evicted, and of those that are about to be.
@@ -138,7 +134,7 @@ impl Vm {
 fn a_fault_waits_for_little_of_what_another_vm_wants_at_once() {
     require!(available());
     let (disk, traffic) = (Arc::new(OneDisk::default()), Traffic::new());
-    let machines = [Machine::new(), Machine::new()];
+    let machines = [Machine::small(), Machine::small()];
     let [storm, victim] = [0, 1].map(|number| Vm::new(&machines[number], number, &disk, &traffic));
     [&storm, &victim].into_iter().for_each(|vm| vm.evict(0..HALF));
     thread::scope(|scope| {

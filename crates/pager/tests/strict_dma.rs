@@ -1,18 +1,14 @@
 //! A device that cannot wait, behind the IOMMU in software: what it may use when frames are
 //! reclaimed, come back, or lose their memory to others. This process is the guest.
 
-#[allow(dead_code)]
-mod machine;
-
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::Content;
+use ebb_pager::testing::{Machine, Threads, available, page_of, serve, watching};
 use ebb_pager::{NothingKnown, Pager, PagerParts, SoftIommu};
 use ebb_units::{FrameRange, Gfn};
 use testkit::require;
-
-use machine::{Machine, Threads, available, page_of, serve, watching};
 
 /// The frame with the block's metadata.
 const METADATA: Gfn = Gfn(3);
@@ -74,7 +70,7 @@ impl Daemon {
 #[test]
 fn a_block_is_mapped_again_before_its_metadata_is_written() {
     require!(available());
-    let machine = Machine::new();
+    let machine = Machine::small();
     let daemon = Daemon::take(&machine);
     assert!(daemon.may_use(FrameRange::new(Gfn(0), 512)));
     for round in 2..5 {
@@ -89,7 +85,7 @@ fn a_block_is_mapped_again_before_its_metadata_is_written() {
 #[test]
 fn a_frame_that_is_touched_early_is_mapped() {
     require!(available());
-    let machine = Machine::new();
+    let machine = Machine::small();
     let daemon = Daemon::take(&machine);
     daemon.empty();
     assert_eq!(machine.guest().read(Gfn(70)), page_of(0));
@@ -99,7 +95,7 @@ fn a_frame_that_is_touched_early_is_mapped() {
 #[test]
 fn a_block_that_a_device_uses_stays() {
     require!(available());
-    let machine = Machine::new();
+    let machine = Machine::small();
     let daemon = Daemon::take(&machine);
     Machine::put(&machine.ram, Gfn(70), &page_of(5));
     daemon.iommu.pin(one(70)).unwrap();
@@ -117,7 +113,7 @@ fn a_block_that_a_device_uses_stays() {
 #[test]
 fn a_block_that_a_device_used_is_reclaimed_when_it_is_free() {
     require!(available());
-    let machine = Machine::new();
+    let machine = Machine::small();
     let daemon = Daemon::take(&machine);
     daemon.iommu.pin(one(70)).unwrap();
     assert_eq!(daemon.empty(), 0);
@@ -131,9 +127,9 @@ fn a_block_that_a_device_used_is_reclaimed_when_it_is_free() {
 #[test]
 fn what_others_punched_is_not_mapped_when_it_is_touched() {
     require!(available());
-    let machine = Machine::new();
+    let machine = Machine::small();
     let daemon = Daemon::take(&machine);
-    Machine::punch(&machine.ram, one(70)).unwrap();
+    machine.guest().punch(one(70)).unwrap();
     assert!(!daemon.may_use(one(70)));
     machine.guest().write(Gfn(70), &page_of(5));
     assert!(!daemon.may_use(one(70)) && daemon.may_use(one(71)));
@@ -145,7 +141,7 @@ fn what_others_punched_is_not_mapped_when_it_is_touched() {
 #[test]
 fn the_next_daemon_knows_what_is_mapped() {
     require!(available());
-    let machine = Machine::new();
+    let machine = Machine::small();
     let daemon = Daemon::take(&machine);
     daemon.empty();
     drop(daemon);

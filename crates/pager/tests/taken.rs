@@ -1,18 +1,14 @@
 //! A huge frame that a daemon had reclaimed in the guest's allocator when it died. The guest may be
 //! another one by the time of the recovery. This process is the guest.
 
-#[allow(dead_code)]
-mod machine;
-
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::Content;
+use ebb_pager::testing::{Machine, Threads, available, page_of, serve, watching};
 use ebb_pager::{LockedHuge, Pager, PagerParts, SoftIommu};
 use ebb_units::{FrameRange, Gfn};
 use testkit::require;
-
-use machine::{Machine, Threads, available, page_of, serve, watching};
 
 const ALL: FrameRange = FrameRange::new(Gfn(0), 512);
 const TAKEN: Content = Content::Empty { fill: 0, hard: true };
@@ -58,7 +54,7 @@ impl Next {
 #[test]
 fn what_a_guest_wrote_after_its_reset_stays() {
     require!(available());
-    let machine = Machine::new();
+    let machine = Machine::small();
     dies(&machine, |_, _| {});
     // No daemon notices that: the page is there.
     let guest = machine.guest();
@@ -77,7 +73,7 @@ fn what_a_guest_wrote_after_its_reset_stays() {
 #[test]
 fn what_a_guest_wrote_to_reclaimed_memory_stays() {
     require!(available());
-    let machine = Machine::new();
+    let machine = Machine::small();
     dies(&machine, |pager, held| pager.residency().empty_huge([held].into_iter()).unwrap());
     // As if the daemon died while it served a touch of it.
     Machine::put(&machine.ram, Gfn(9), &page_of(9));
@@ -92,7 +88,7 @@ fn what_a_guest_wrote_to_reclaimed_memory_stays() {
 #[test]
 fn what_was_reclaimed_stays_so() {
     require!(available());
-    let machine = Machine::new();
+    let machine = Machine::small();
     dies(&machine, |pager, held| pager.residency().empty_huge([held].into_iter()).unwrap());
     let next = Next::recover(&machine);
     assert!(next.pager.ledger().runs().eq([(ALL, TAKEN)]));
@@ -107,7 +103,7 @@ fn what_was_reclaimed_stays_so() {
 #[test]
 fn what_had_its_memory_back_stays() {
     require!(available());
-    let machine = Machine::new();
+    let machine = Machine::small();
     dies(&machine, |pager, held| {
         pager.residency().empty_huge([held].into_iter()).unwrap();
         pager.ram().populate(ALL).unwrap();

@@ -1,22 +1,18 @@
 //! Memory that is plugged and unplugged while the VM runs: every touch of unplugged memory is
 //! reported. This process is the guest.
 
-#[allow(dead_code)]
-mod machine;
-
 use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use ebb_ledger::Content;
+use ebb_pager::testing::{Machine, Threads, available, page_of, serve};
 use ebb_pager::{IoMapping, NoDevices, NothingKnown, Pager, PagerParts, Sentry, SoftIommu};
 use ebb_sys::numa;
 use ebb_sys::process::Process;
 use ebb_units::{FrameRange, Gfn};
 use testkit::require;
-
-use machine::{Machine, Threads, available, page_of, serve};
 
 const ALL: FrameRange = FrameRange::new(Gfn(0), 512);
 
@@ -69,7 +65,7 @@ struct Daemon {
 impl Daemon {
     /// Makes a VM all of whose memory can be plugged, and is.
     fn new(devices: impl FnOnce(&Machine) -> Box<dyn IoMapping>) -> Daemon {
-        let machine = Machine::new();
+        let machine = Machine::small();
         machine.ram.populate(ALL).unwrap();
         let parts = PagerParts { devices: devices(&machine), ..machine.parts() };
         let pager = Arc::new(Pager::new(parts).unwrap().0);

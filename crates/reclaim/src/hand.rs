@@ -13,7 +13,7 @@ use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn, HugeFrame};
 
 use crate::choice::{Choice, Chosen, Whole};
 use crate::cost::{Cost, Work};
-pub use memory::{Memory, Piece};
+pub use memory::{HandMemory, Piece};
 use windows::{Found, TURN_AT_REST, Windows};
 
 /// Shortest turn of a window. Each turn costs the guest a minor fault for each frame that it uses
@@ -127,7 +127,7 @@ impl Hand {
     /// From the memory.
     pub fn choose(
         &mut self,
-        memory: &mut impl Memory,
+        memory: &mut impl HandMemory,
         want: usize,
         end: Instant,
     ) -> io::Result<Vec<Gfn>> {
@@ -169,7 +169,7 @@ impl Hand {
 
     /// Returns the next window with resident frames from this one on, going around, and the
     /// distance from `from` to its end, in windows.
-    fn after(&self, memory: &impl Memory, from: usize) -> Option<(usize, usize)> {
+    fn after(&self, memory: &impl HandMemory, from: usize) -> Option<(usize, usize)> {
         let count = self.windows.count();
         let next = |from: usize| {
             let index = usize::try_from(memory.next(HugeFrame(from as u64))?.0).ok()?;
@@ -203,7 +203,7 @@ impl Hand {
     /// Looks at the next window. Returns how many of its frames are resident.
     fn look(
         &mut self,
-        memory: &mut impl Memory,
+        memory: &mut impl HandMemory,
         now: Instant,
         choice: &mut Choice,
     ) -> io::Result<usize> {
@@ -221,7 +221,7 @@ impl Hand {
     /// Adds to the choice what of a window may be evicted, with its cost.
     fn collect(
         &self,
-        memory: &mut impl Memory,
+        memory: &mut impl HandMemory,
         index: usize,
         is_ripe: bool,
         choice: &mut Choice,
@@ -267,7 +267,7 @@ impl Hand {
     /// looked at. If breaking up fails, nothing of them is evicted.
     fn break_up(
         &mut self,
-        memory: &mut impl Memory,
+        memory: &mut impl HandMemory,
         now: Instant,
         found: &mut Chosen,
     ) -> io::Result<usize> {
@@ -299,7 +299,7 @@ impl Hand {
     }
 
     /// Notes which frames of a window are mapped. Returns whether any is.
-    fn note_mapped_in(&mut self, memory: &impl Memory, index: usize) -> io::Result<bool> {
+    fn note_mapped_in(&mut self, memory: &impl HandMemory, index: usize) -> io::Result<bool> {
         let mut any = false;
         memory.mapped(HugeFrame(index as u64), &mut |frames| {
             any = true;

@@ -92,7 +92,7 @@ impl Places {
 }
 
 fn pieces(memory: &GuestMemoryMmap, ram: &Ram) -> io::Result<Vec<Piece>> {
-    let files = ram.files().iter().map(|backing| backing.file.identity());
+    let files = ram.files().iter().map(|backing| backing.identity());
     let files = files.collect::<io::Result<Vec<_>>>()?;
     let mut pieces = Vec::new();
     for shared in memory.iter() {
@@ -157,11 +157,12 @@ mod tests {
     const BYTES: u64 = 0x4000;
 
     /// Two files: Ebb has the first one at 0 and the second one at 0x10000.
-    fn ram() -> Ram {
-        let backing = |_| {
-            let file = RamFile::create("places", BYTES).unwrap();
+    fn ram() -> ([RamFile; 2], Ram) {
+        let files = ["first", "second"].map(|name| RamFile::create(name, BYTES).unwrap());
+        let backing = |file: &RamFile| {
+            let file = RamFile::from(file.as_fd().try_clone_to_owned().unwrap());
             let mapping = Mapping::new(&file, 0, BYTES).unwrap();
-            Backing { file, mapping }
+            Backing::new(file, mapping)
         };
         let region = |file: u64| Region {
             gpa: Gpa(0x10000 * file),
@@ -170,16 +171,17 @@ mod tests {
             file: file as usize,
             offset: 0,
         };
-        Ram::new((0..2).map(region).collect(), (0..2).map(backing).collect()).unwrap()
+        let backings = files.iter().map(backing).collect();
+        let ram = Ram::new((0..2).map(region).collect(), backings).unwrap();
+        (files, ram)
     }
 
-    fn shared(ram: &Ram, at: [u64; 2]) -> Arc<GuestMemoryMmap> {
-        let file =
-            |backing: &Backing| File::from(backing.file.as_fd().try_clone_to_owned().unwrap());
-        let mut table: Vec<_> = at.into_iter().zip(ram.files()).collect();
+    fn shared(files: &[RamFile; 2], at: [u64; 2]) -> Arc<GuestMemoryMmap> {
+        let again = |file: &RamFile| File::from(file.as_fd().try_clone_to_owned().unwrap());
+        let mut table: Vec<_> = at.into_iter().zip(files).collect();
         table.sort_by_key(|(gpa, _)| *gpa);
-        let table = table.into_iter().map(|(gpa, backing)| {
-            (GuestAddress(gpa), BYTES as usize, Some(FileOffset::new(file(backing), 0)))
+        let table = table.into_iter().map(|(gpa, file)| {
+            (GuestAddress(gpa), BYTES as usize, Some(FileOffset::new(again(file), 0)))
         });
         Arc::new(GuestMemoryMmap::from_ranges_with_files(table).unwrap())
     }
@@ -190,8 +192,8 @@ mod tests {
 
     #[test]
     fn what_lies_as_it_lay_is_where_it_is() {
-        let (places, ram) = (Places::default(), ram());
-        let memory = shared(&ram, [0, 0x10000]);
+        let (places, (files, ram)) = (Places::default(), ram());
+        let memory = shared(&files, [0, 0x10000]);
         for segments in [vec![segment(0, 0x4000)], vec![segment(0x10800, 0x1000), segment(8, 8)]] {
             assert_eq!(places.place(&memory, &ram, &segments), Ok(None));
         }
@@ -202,16 +204,16 @@ mod tests {
 
     #[test]
     fn what_was_plugged_in_again_at_another_address_is_found() {
-        let (places, ram) = (Places::default(), ram());
-        let before = shared(&ram, [0, 0x10000]);
+        let (places, (files, ram)) = (Places::default(), ram());
+        let before = shared(&files, [0, 0x10000]);
         assert_eq!(places.place(&before, &ram, &[segment(0x10000, 8)]), Ok(None));
-        let after = shared(&ram, [0, 0x40000]);
+        let after = shared(&files, [0, 0x40000]);
         let of = |memory, segments: &[Segment]| places.place(memory, &ram, segments);
         let moved = of(&after, &[segment(0x1000, 64), segment(0x40800, 0x1000)]);
         assert_eq!(moved, Ok(Some(vec![segment(0x1000, 64), segment(0x10800, 0x1000)])));
         // Nothing of Ebb's is there any more.
         assert_eq!(of(&after, &[segment(0x10000, 8)]), Ok(Some(Vec::new())));
-        let exchanged = shared(&ram, [0x10000, 0]);
+        let exchanged = shared(&files, [0x10000, 0]);
         let found = of(&exchanged, &[segment(0x10000, 8), segment(0x1000, 8)]);
         assert_eq!(found, Ok(Some(vec![segment(0, 8), segment(0x11000, 8)])));
     }
@@ -219,8 +221,8 @@ mod tests {
     /// Each device has a mapping of its own.
     #[test]
     fn all_memory_that_somebody_has_is_known() {
-        let (places, ram) = (Places::default(), ram());
-        let memories = [shared(&ram, [0, 0x10000]), shared(&ram, [0, 0x40000])];
+        let (places, (files, ram)) = (Places::default(), ram());
+        let memories = [shared(&files, [0, 0x10000]), shared(&files, [0, 0x40000])];
         for memory in &memories {
             places.place(memory, &ram, &[segment(0, 8)]).unwrap();
             memory.write_obj(7_u64, GuestAddress(0)).unwrap();
@@ -234,14 +236,14 @@ mod tests {
         }
         let [first, _second] = memories;
         drop(first);
-        places.place(&shared(&ram, [0, 0x20000]), &ram, &[segment(0, 8)]).unwrap();
+        places.place(&shared(&files, [0, 0x20000]), &ram, &[segment(0, 8)]).unwrap();
         assert_eq!(places.0.read().unwrap().len(), 2, "what nobody has is forgotten");
     }
 
     #[test]
     fn frames_are_forgotten_where_the_front_end_has_them() {
-        let (places, ram) = (Places::default(), ram());
-        let memory = shared(&ram, [0, 0x40000]);
+        let (places, (files, ram)) = (Places::default(), ram());
+        let memory = shared(&files, [0, 0x40000]);
         let frames = |start, count| FrameRange::new(Gfn(start), count);
         // Nobody has asked about any memory yet.
         places.forget(frames(0, 4));

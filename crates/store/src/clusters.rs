@@ -115,7 +115,7 @@ impl Clusters {
     pub(crate) fn give_back(&self, slot: u64) {
         let Some((cluster, at)) = self.place(slot) else { return };
         if cluster.used.clear(at) {
-            self.used.fetch_sub(1, Relaxed);
+            self.count_free();
             self.list((slot / CLUSTER_SLOTS) as usize);
         }
     }
@@ -131,8 +131,13 @@ impl Clusters {
         cluster.stale.set(at);
         let index = (slot / CLUSTER_SLOTS) as usize;
         self.touched.insert(index);
-        self.used.fetch_sub(1, Relaxed);
+        self.count_free();
         self.list(index);
+    }
+
+    fn count_free(&self) {
+        let before = self.used.fetch_sub(1, Relaxed);
+        debug_assert!(before > 0, "a slot was in use that nobody had counted");
     }
 
     /// Calls `visit` with each run (first, count) of slots that were released since the last

@@ -182,7 +182,8 @@ impl Slabs {
     pub(crate) fn release(&self, object: Object) {
         let Some(used) = self.used.get(object.chunk as usize) else { return };
         if used.clear(object.index) {
-            self.object_count.fetch_sub(1, Relaxed);
+            let before = self.object_count.fetch_sub(1, Relaxed);
+            debug_assert!(before > 0, "an object was in use that nobody had counted");
             self.list(object.chunk);
         }
     }
@@ -210,7 +211,8 @@ impl Slabs {
             if let Some(kind) = self.kind(chunk) {
                 kind.store(0, Release);
             }
-            self.present_count.fetch_sub(1, Relaxed);
+            let before = self.present_count.fetch_sub(1, Relaxed);
+            debug_assert!(before > 0, "a chunk had memory that nobody had counted");
             self.absent.insert(chunk as usize);
             let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             fallocate(&self.file, hole, CHUNKS_AT + chunk * CHUNK_BYTES, CHUNK_BYTES)?;
@@ -276,7 +278,8 @@ impl Slabs {
                 && let Some(used) = self.used.get(chunk as usize)
                 && let Some((index, _)) = used.free_run(0, objects_in(class), 1)
             {
-                used.set(index);
+                let is_new = used.set(index);
+                debug_assert!(is_new, "only the holder of `taking` takes objects");
                 if let Some(at) = self.put_at.get(chunk as usize) {
                     at.store(self.puts.fetch_add(1, Relaxed) + 1, Relaxed);
                 }

@@ -65,7 +65,7 @@ impl Drop for AlignedBuffer {
 }
 
 /// The memory of a transfer; handed back when it ends.
-pub enum Memory {
+pub enum TransferMemory {
     /// None: nothing is moved.
     None,
     /// The first bytes of a buffer of ours.
@@ -95,7 +95,7 @@ pub struct Transfer {
     pub(crate) offset: u64,
     /// The pieces of memory still to be moved.
     pub(crate) parts: Vec<libc::iovec>,
-    memory: Memory,
+    memory: TransferMemory,
     idle_rounds: u32,
 }
 
@@ -117,7 +117,7 @@ impl Transfer {
     ) -> io::Result<Transfer> {
         let part = buffer.get_mut(..bytes).ok_or(io::ErrorKind::InvalidInput)?;
         let parts = vec![libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: bytes }];
-        Ok(Transfer::new(file, operation, offset, parts, Memory::Own(buffer)))
+        Ok(Transfer::new(file, operation, offset, parts, TransferMemory::Own(buffer)))
     }
 
     /// Returns a transfer of these pieces of a guest's RAM: (guest-physical address, bytes) each.
@@ -141,14 +141,16 @@ impl Transfer {
             }
         }
         match parts.len() <= libc::UIO_MAXIOV as usize {
-            true => Ok(Transfer::new(file, operation, offset, parts, Memory::Guest(memory))),
+            true => {
+                Ok(Transfer::new(file, operation, offset, parts, TransferMemory::Guest(memory)))
+            }
             false => Err(io::ErrorKind::InvalidInput.into()),
         }
     }
 
     /// Returns a transfer that makes all that was written reach the disk.
     pub fn sync(file: Arc<File>) -> Transfer {
-        Transfer::new(file, Operation::Sync, 0, Vec::new(), Memory::None)
+        Transfer::new(file, Operation::Sync, 0, Vec::new(), TransferMemory::None)
     }
 
     fn new(
@@ -156,13 +158,13 @@ impl Transfer {
         operation: Operation,
         offset: u64,
         parts: Vec<libc::iovec>,
-        memory: Memory,
+        memory: TransferMemory,
     ) -> Transfer {
         Transfer { file, operation, offset, parts, memory, idle_rounds: 0 }
     }
 
     /// Runs the transfer to its end in this thread, and hands back its memory.
-    pub fn run(mut self) -> (io::Result<()>, Memory) {
+    pub fn run(mut self) -> (io::Result<()>, TransferMemory) {
         loop {
             let result = self.call();
             if let Some(end) = self.settle(result) {
@@ -171,7 +173,7 @@ impl Transfer {
         }
     }
 
-    pub(crate) fn into_memory(self) -> Memory {
+    pub(crate) fn into_memory(self) -> TransferMemory {
         self.memory
     }
 
@@ -278,7 +280,7 @@ mod tests {
             Transfer::own(file(b"abc"), Operation::Read, 0, AlignedBuffer::new(8), 8).unwrap();
         let (result, memory) = transfer.run();
         assert_eq!(result.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
-        let Memory::Own(buffer) = memory else { panic!("the buffer comes back") };
+        let TransferMemory::Own(buffer) = memory else { panic!("the buffer comes back") };
         assert_eq!(&buffer[..4], b"abc\0");
     }
 

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use io_uring::squeue::Entry;
 use io_uring::{IoUring, opcode, types};
 
-use crate::transfer::{Memory, Operation, Transfer, write_flags};
+use crate::transfer::{Operation, Transfer, TransferMemory, write_flags};
 
 /// Retries of a submission for which the kernel has no memory at this moment, before that counts as
 /// an error.
@@ -36,7 +36,7 @@ pub struct Done {
     /// Success of all of it, or what went wrong.
     pub result: io::Result<()>,
     /// Its memory.
-    pub memory: Memory,
+    pub memory: TransferMemory,
 }
 
 impl Ring {
@@ -251,6 +251,6 @@ mod tests {
         ring.drain(|done| ends.push(done)).unwrap();
         let Done { token, result, memory } = ends.pop().unwrap();
         assert_eq!((token, result.unwrap_err().kind()), (9, io::ErrorKind::UnexpectedEof));
-        assert!(matches!(memory, Memory::Own(_)));
+        assert!(matches!(memory, TransferMemory::Own(_)));
     }
 }

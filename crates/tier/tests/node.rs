@@ -24,7 +24,7 @@ fn ram() -> (Arc<Ram>, Mapping) {
     }
     let mapping = Mapping::new(&file, 0, BYTES).unwrap();
     let region = Region { gpa: Gpa(0), bytes: BYTES, hva: vmm.address(), file: 0, offset: 0 };
-    (Arc::new(Ram::new(vec![region], vec![Backing { file, mapping }]).unwrap()), vmm)
+    (Arc::new(Ram::new(vec![region], vec![Backing::new(file, mapping)]).unwrap()), vmm)
 }
 
 fn node(number: u32, process: &Arc<Process>, ram: &Arc<Ram>) -> Node {

@@ -24,7 +24,7 @@ use ebb_tier::{
 };
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
 use ebb_vm::ram::Backing;
-use ebb_vm::{Ram, Region};
+use ebb_vm::{Puncher, Ram, Region};
 
 const FRAMES: u64 = 512;
 const BYTES: u64 = FRAMES * FRAME_BYTES;
@@ -65,15 +65,16 @@ impl Machine {
         }
         let hva = guest.address();
         let region = Region { gpa: Gpa(0), bytes: BYTES, hva, file: 0, offset: 0 };
-        let ram = Arc::new(Ram::new(vec![region], vec![Backing { file, mapping }]).unwrap());
+        let puncher =
+            Puncher::new(Ram::new(vec![region], vec![Backing::new(file, mapping)]).unwrap());
         let run = tempfile::tempdir_in("/dev/shm").unwrap();
         let store = store(run.path());
-        let ledger =
-            Ledger::create(&run.path().join("ledger"), ram.end(), Tables::WhenSplit).unwrap();
+        let end = puncher.ram().end();
+        let ledger = Ledger::create(&run.path().join("ledger"), end, Tables::WhenSplit).unwrap();
         let (devices, disk) = (Box::new(NoDevices), Box::new(NoDisk));
         let grain = Grain::Frame;
         let digest_key = Arc::new(DigestKey::random().unwrap());
-        let parts = PagerParts { ram, ledger, uffd, grain, devices, store, disk, digest_key };
+        let parts = PagerParts { puncher, ledger, uffd, grain, devices, store, disk, digest_key };
         let (pager, _) = Pager::new(parts).unwrap();
         pager.frames().watch_all().unwrap();
         let pager = Arc::new(pager);

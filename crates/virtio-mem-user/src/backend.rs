@@ -11,7 +11,7 @@ use std::thread::{self, JoinHandle};
 
 use ebb_vhost::socket::{SocketError, listen, tired};
 use ebb_vhost::{Dma, Parted};
-use ebb_virtio_mem::{Device, DeviceParts, Memory, Options, Record, Saved};
+use ebb_virtio_mem::{BlockMemory, Device, DeviceParts, Options, Record, Saved};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use thiserror::Error;
 
@@ -29,7 +29,7 @@ pub struct Setup {
     /// Settings of the device.
     pub options: Options,
     /// Gives blocks their memory, and takes it.
-    pub memory: Box<dyn Memory>,
+    pub memory: Box<dyn BlockMemory>,
     /// Keeps the device's state.
     pub record: Box<dyn Record>,
     /// Gives access to the queue. The backend itself refuses it unplugged memory of the device's

@@ -8,6 +8,7 @@ use ebb_units::Gpa;
 use ebb_vhost::{Dma, Guest};
 use ebb_virtio_mem::Device;
 use rustix::event::{EventfdFlags, eventfd};
+use testkit::virtqueue::Rings;
 use vm_memory::GuestMemoryMmap;
 
 use crate::gate::Gate;
@@ -16,19 +17,6 @@ use crate::session::{Access, Session};
 
 /// Most rounds of serving a queue. Its memory may make it look busy for ever.
 const ROUNDS_MAX: u32 = 100;
-
-/// Addresses of a queue's parts, and its number of descriptors.
-#[derive(Clone, Copy, Debug)]
-pub struct Rings {
-    /// Guest-physical address of the descriptor table.
-    pub descriptors: u64,
-    /// Guest-physical address of the available ring.
-    pub available: u64,
-    /// Guest-physical address of the used ring.
-    pub used: u64,
-    /// Number of descriptors: a power of two, 1024 at most.
-    pub size: u16,
-}
 
 /// A device's queue in the caller's memory.
 pub struct Solo {

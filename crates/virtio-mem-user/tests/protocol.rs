@@ -7,11 +7,12 @@ use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use driver::front_end::{DEADLINE, FrontEnd, stream};
+use driver::front_end::FrontEnd;
 use driver::*;
 use ebb_vhost::AllResident;
 use ebb_virtio_mem::{Options, Request, StateFile};
 use ebb_virtio_mem_user::{Backend, Setup, StartError};
+use testkit::front_end::{DEADLINE, stream};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 struct Bench {

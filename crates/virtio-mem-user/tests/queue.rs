@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use driver::*;
 use ebb_vhost::{Access, AllResident, Dma, DmaFault, Segment};
 use ebb_virtio_mem::{Device, DeviceParts, NotSaved, Options, Saved};
-use ebb_virtio_mem_user::solo::{Rings, Solo};
+use ebb_virtio_mem_user::solo::Solo;
+use testkit::virtqueue::{Piece, Rings};
 
 struct Bench {
     driver: Driver,

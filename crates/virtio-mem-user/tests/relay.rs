@@ -8,11 +8,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
-use driver::front_end::{FrontEnd, stream};
+use driver::front_end::FrontEnd;
 use driver::*;
 use ebb_vhost::{AllResident, relay, socket};
 use ebb_virtio_mem::{Options, Request, StateFile};
 use ebb_virtio_mem_user::{Backend, Setup};
+use testkit::front_end::stream;
 
 struct Bench {
     directory: tempfile::TempDir,

@@ -9,13 +9,12 @@ mod options;
 
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::config::{Config, F_ACPI_PXM, F_UNPLUGGED_INACCESSIBLE, Sizes};
 use crate::geometry::Geometry;
 use crate::guard::Guard;
-use crate::memory::Memory;
+use crate::memory::BlockMemory;
 use crate::record::Record;
 use crate::request::{BlockState, Named, RESPONSE_BYTES, Request, Response};
 use crate::saved::{Change, Saved};
@@ -25,7 +24,7 @@ pub use options::Options;
 /// What a device works with.
 pub struct DeviceParts {
     /// Gives blocks their memory, and takes it.
-    pub memory: Box<dyn Memory>,
+    pub memory: Box<dyn BlockMemory>,
     /// Keeps the device's state.
     pub record: Box<dyn Record>,
     /// Sends the driver a configuration change notification. The thread that calls the device calls
@@ -40,13 +39,12 @@ pub struct Device {
     guard: Arc<Guard>,
     config: Mutex<Config>,
     work: Mutex<Work>,
-    suspended: AtomicBool,
     notify: Box<dyn Fn() + Send + Sync>,
 }
 
 /// What is needed to change blocks, by one thread at a time.
 struct Work {
-    memory: Box<dyn Memory>,
+    memory: Box<dyn BlockMemory>,
     record: Box<dyn Record>,
     last: Option<Change>,
     /// After a start and until the first request: the last change, whose answer the driver may not
@@ -88,7 +86,6 @@ impl Device {
             guard,
             config: Mutex::new(Config::new(geometry, sizes)),
             work: Mutex::new(work),
-            suspended: AtomicBool::new(false),
             notify,
         };
         let mut work = device.work();
@@ -99,7 +96,7 @@ impl Device {
     }
 
     /// Makes the memory agree with the record, whatever was begun before the last death.
-    fn settle(&self, memory: &mut dyn Memory) -> io::Result<()> {
+    fn settle(&self, memory: &mut dyn BlockMemory) -> io::Result<()> {
         let runs = |plugged| self.guard.blocks.runs(plugged).into_iter();
         runs(false).try_for_each(|run| memory.unplug(self.geometry.frames(&run)))?;
         runs(true).try_for_each(|run| memory.plug(self.geometry.frames(&run), false))
@@ -140,14 +137,6 @@ impl Device {
     /// Returns the guard, which tells what touches of the region mean.
     pub fn guard(&self) -> &Arc<Guard> {
         &self.guard
-    }
-
-    /// Sets whether the VMM has suspended changes, as for migration. While it has, no block
-    /// changes; the driver gets `BUSY`, and asks again by itself.
-    pub fn set_suspended(&self, suspended: bool) {
-        // Any change of blocks that was under way has ended once this lock is ours.
-        let _work = self.work();
-        self.suspended.store(suspended, SeqCst);
     }
 
     /// Sets the size that the guest should have, in bytes, and notifies the driver. From now on the
@@ -215,27 +204,6 @@ impl Device {
         self.guard.set_inaccessible(false);
     }
 
-    /// Handles a reset of the guest: unplugs every block, and makes the usable region fit the
-    /// requested size (sections 5.15.6.2, 5.15).
-    ///
-    /// Returns `false` if that did not happen, because the VMM has suspended changes or the host
-    /// could not do it. The next driver then unplugs all blocks before anything else.
-    ///
-    /// # Errors
-    /// The device has stopped.
-    pub fn system_reset(&self) -> Result<bool, Stopped> {
-        self.reset();
-        let mut work = self.work();
-        work.check()?;
-        let before = self.sizes().usable_bytes;
-        let done = self.unplug_all(&mut work)? == Response::Ack;
-        drop(work);
-        if self.sizes().usable_bytes != before {
-            (self.notify)();
-        }
-        Ok(done)
-    }
-
     /// Section 5.15.6.3.
     fn plug(
         &self,
@@ -254,9 +222,6 @@ impl Device {
         let Sizes { plugged_bytes, requested_bytes, .. } = self.sizes();
         if plugged_bytes + frames.bytes() > requested_bytes {
             return Ok(Response::Nack);
-        }
-        if self.is_suspended() {
-            return Ok(Response::Busy);
         }
         if let Err(error) = work.memory.plug(frames, self.options.prealloc) {
             tracing::warn!("virtio-mem: {frames:?} cannot be plugged: {error}");
@@ -281,17 +246,11 @@ impl Device {
             BlockState::Unplugged if done == Some(change) => return Ok(Response::Ack),
             _ => return Ok(Response::Error),
         }
-        if self.is_suspended() {
-            return Ok(Response::Busy);
-        }
         self.take(work, &[blocks], Some(change), self.sizes().usable_bytes)
     }
 
     /// Section 5.15.6.5.
     fn unplug_all(&self, work: &mut Work) -> Result<Response, Stopped> {
-        if self.is_suspended() {
-            return Ok(Response::Busy);
-        }
         let usable_bytes = self.usable_for(self.sizes().requested_bytes);
         self.take(work, &self.guard.blocks.runs(true), None, usable_bytes)
     }
@@ -304,6 +263,9 @@ impl Device {
         change: Option<Change>,
         usable_bytes: u64,
     ) -> Result<Response, Stopped> {
+        let blocks = &self.guard.blocks;
+        let are_plugged = || runs.iter().all(|run| blocks.state(run) == BlockState::Plugged);
+        debug_assert!(are_plugged(), "{runs:?}: not all are plugged");
         let before = (work.last, self.sizes().usable_bytes);
         runs.iter().for_each(|run| self.guard.blocks.set(run, false));
         // The record comes before the memory. The driver does not know yet: it sees the old sizes.
@@ -351,6 +313,7 @@ impl Device {
             last: work.last,
             words: self.guard.blocks.words(),
         };
+        debug_assert!(state.makes_sense(), "{state:?} would be refused at the next start");
         let result = work.record.keep(&state);
         result.map_err(|error| work.stop(format!("its state cannot be saved: {error}")))
     }
@@ -379,10 +342,6 @@ impl Device {
         let wanted = requested_bytes.saturating_add(self.options.spare_bytes);
         // The region is made of whole blocks.
         wanted.min(self.geometry.region_bytes).next_multiple_of(self.geometry.block_bytes)
-    }
-
-    fn is_suspended(&self) -> bool {
-        self.suspended.load(SeqCst)
     }
 
     fn work(&self) -> MutexGuard<'_, Work> {

@@ -6,7 +6,7 @@
 //! driver's reads of the configuration space with [`Device::read_config`], and sets the size that
 //! the guest should have with [`Device::request_bytes`].
 //!
-//! The device decides what is plugged. A [`Memory`] gives blocks their memory and takes it, a
+//! The device decides what is plugged. A [`BlockMemory`] gives blocks their memory and takes it, a
 //! [`Record`] lets the device survive its process, and a [`Guard`] tells which touches of the
 //! region are forbidden.
 //!
@@ -15,7 +15,7 @@
 //! use ebb_virtio_mem::*;
 //!
 //! # struct Nothing;
-//! # impl Memory for Nothing {
+//! # impl BlockMemory for Nothing {
 //! #     fn plug(&mut self, _: ebb_units::FrameRange, _: bool) -> std::io::Result<()> { Ok(()) }
 //! #     fn unplug(&mut self, _: ebb_units::FrameRange) -> std::io::Result<()> { Ok(()) }
 //! # }
@@ -60,7 +60,7 @@ pub use config::{CONFIG_BYTES, F_ACPI_PXM, F_UNPLUGGED_INACCESSIBLE, Sizes};
 pub use device::{Device, DeviceParts, Options, SizeError, StartError, Stopped};
 pub use geometry::{BLOCKS_MAX, Geometry, GeometryError};
 pub use guard::{Guard, Touch};
-pub use memory::{FileMemory, Memory};
+pub use memory::{BlockMemory, FileMemory};
 pub use record::{NotSaved, Record, StateFile, StateFileError};
 pub use request::{BlockState, Named, REQUEST_BYTES, RESPONSE_BYTES, Request, Response};
 pub use saved::{Saved, SavedError};

@@ -16,7 +16,7 @@ use crate::geometry::Geometry;
 ///
 /// After a death of the device's process, both methods may be called again for what they have done
 /// already. They then only make sure of it.
-pub trait Memory: Send {
+pub trait BlockMemory: Send {
     /// Plugs frames: the guest may use them as soon as this returns. Frames that are already
     /// plugged keep their content. With `prealloc`, all of their memory is there on return, so a
     /// host that lacks memory fails now and not at a touch.
@@ -56,7 +56,7 @@ impl FileMemory {
     }
 }
 
-impl Memory for FileMemory {
+impl BlockMemory for FileMemory {
     fn plug(&mut self, frames: FrameRange, prealloc: bool) -> io::Result<()> {
         // On error the file system gives back what it has allocated for this call.
         if prealloc { self.allocate(frames, FallocateFlags::KEEP_SIZE) } else { Ok(()) }

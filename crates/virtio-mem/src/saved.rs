@@ -138,7 +138,7 @@ impl Saved {
     }
 
     /// Whether the sizes are valid (section 5.15.4.2), and every plugged block is usable.
-    fn makes_sense(&self) -> bool {
+    pub(crate) fn makes_sense(&self) -> bool {
         let Geometry { region_bytes, block_bytes, .. } = self.geometry;
         let sizes = [self.requested_bytes, self.usable_bytes, region_bytes];
         let usable_blocks = self.usable_bytes / block_bytes;

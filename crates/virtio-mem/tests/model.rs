@@ -14,11 +14,9 @@ enum Action {
     Ask(Request),
     Bytes(Vec<u8>),
     Resize(u64),
-    Suspend(bool),
     PlugFails,
     UnplugFails,
     Reset,
-    SystemReset,
     Restart,
 }
 
@@ -28,7 +26,6 @@ struct Model {
     plugged: BTreeSet<u64>,
     usable: u64,
     requested: u64,
-    suspended: bool,
     plug_fails: bool,
     unplug_fails: bool,
 }
@@ -71,7 +68,7 @@ impl Model {
         if (self.plugged.len() + blocks.len()) as u64 > self.requested {
             return Response::Nack;
         }
-        if self.suspended || std::mem::take(&mut self.plug_fails) {
+        if std::mem::take(&mut self.plug_fails) {
             return Response::Busy;
         }
         self.plugged.extend(blocks);
@@ -83,7 +80,7 @@ impl Model {
         if !blocks.iter().all(|block| self.plugged.contains(block)) {
             return Response::Error;
         }
-        if self.suspended || std::mem::take(&mut self.unplug_fails) {
+        if std::mem::take(&mut self.unplug_fails) {
             return Response::Busy;
         }
         blocks.iter().for_each(|block| assert!(self.plugged.remove(block)));
@@ -91,9 +88,7 @@ impl Model {
     }
 
     fn unplug_all(&mut self) -> Response {
-        let fails = !self.plugged.is_empty() && !self.suspended && self.unplug_fails;
-        if self.suspended || fails {
-            self.unplug_fails &= !fails;
+        if !self.plugged.is_empty() && std::mem::take(&mut self.unplug_fails) {
             return Response::Busy;
         }
         self.plugged.clear();
@@ -127,11 +122,9 @@ fn action() -> impl Strategy<Value = Action> {
         30 => request().prop_map(Action::Ask),
         1 => prop::collection::vec(any::<u8>(), 0..40).prop_map(Action::Bytes),
         5 => (0..=BLOCKS).prop_map(Action::Resize),
-        1 => any::<bool>().prop_map(Action::Suspend),
         1 => Just(Action::PlugFails),
         1 => Just(Action::UnplugFails),
         1 => Just(Action::Reset),
-        1 => Just(Action::SystemReset),
         2 => Just(Action::Restart),
     ]
 }
@@ -156,10 +149,6 @@ fn run(driver: &mut Driver, model: &mut Model, action: Action) {
             model.requested = blocks;
             model.usable = model.usable.max(model.fit());
         }
-        Action::Suspend(suspended) => {
-            driver.device.set_suspended(suspended);
-            model.suspended = suspended;
-        }
         Action::PlugFails => {
             driver.host.plug_fails.set(0);
             model.plug_fails = true;
@@ -171,15 +160,10 @@ fn run(driver: &mut Driver, model: &mut Model, action: Action) {
             model.unplug_fails = !alone;
         }
         Action::Reset => driver.device.reset(),
-        Action::SystemReset => {
-            let done = model.unplug_all() == Response::Ack;
-            assert_eq!(driver.device.system_reset(), Ok(done));
-            driver.believed.clone_from(&model.plugged);
-        }
         Action::Restart => {
             driver.host.plug_fails.set(-1);
             driver.host.unplug_fails.set(-1);
-            (model.plug_fails, model.unplug_fails, model.suspended) = (false, false, false);
+            (model.plug_fails, model.unplug_fails) = (false, false);
             driver.restart();
             // The driver has no request in flight, so its next one is a new one.
             driver.ask(state(0, 1));

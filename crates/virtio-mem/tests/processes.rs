@@ -12,7 +12,7 @@ use driver::{BLOCK, BLOCKS, GEOMETRY, Host, OPTIONS, UNPLUG_ALL, plug, state, un
 use ebb_units::FrameRange;
 use ebb_virtio_mem::*;
 
-fn device(path: &Path, memory: Box<dyn Memory>) -> Device {
+fn device(path: &Path, memory: Box<dyn BlockMemory>) -> Device {
     let (record, saved) = StateFile::open_or_create(path, GEOMETRY).unwrap();
     let parts = DeviceParts { memory, record: Box::new(record), notify: Box::new(|| {}) };
     Device::start(saved, OPTIONS, parts).unwrap()
@@ -54,7 +54,7 @@ struct Slow {
     is_slow: bool,
 }
 
-impl Memory for Slow {
+impl BlockMemory for Slow {
     fn plug(&mut self, _: FrameRange, _: bool) -> io::Result<()> {
         self.is_slow = true;
         Ok(())

@@ -125,33 +125,6 @@ fn a_device_reset_changes_no_block() {
     assert_eq!(driver.device.guard().judge(named(0, 1).start, false), Touch::Readable);
 }
 
-/// 5.15.6.2
-#[test]
-fn a_system_reset_unplugs_all() {
-    let mut driver = Driver::with(20);
-    driver.ask(plug(3, 5));
-    driver.ask(plug(10, 5));
-    driver.request_blocks(4);
-    assert_eq!(driver.device.system_reset(), Ok(true));
-    driver.believed.clear();
-    driver.check();
-    assert_eq!(driver.blocks(), [14, 0, 4]);
-    assert_eq!(driver.notices(), 3);
-}
-
-/// 5.15: the next driver unplugs all.
-#[test]
-fn a_system_reset_that_cannot_unplug_leaves_all() {
-    let mut driver = Driver::with(20);
-    driver.ask(plug(3, 5));
-    driver.device.set_suspended(true);
-    assert_eq!(driver.device.system_reset(), Ok(false));
-    driver.check();
-    driver.device.set_suspended(false);
-    assert_eq!(driver.ask(UNPLUG_ALL), Response::Ack);
-    driver.check();
-}
-
 /// 5.15.6.1 and 5.15.6.2
 #[test]
 fn touches_are_judged() {
@@ -270,24 +243,6 @@ fn no_more_is_plugged_than_is_requested() {
     driver.check();
 }
 
-/// 5.15.6.3.2, 5.15.6.4.2 and 5.15.6.5.2; STATE is always answered: 5.15.6.6.2.
-#[test]
-fn a_vm_under_migration_changes_no_block() {
-    let mut driver = Driver::with(20);
-    driver.ask(plug(0, 5));
-    driver.device.set_suspended(true);
-    let held = [plug(5, 1), unplug(0, 1), UNPLUG_ALL].map(|request| driver.ask(request));
-    assert_eq!(held, [Response::Busy; 3]);
-    assert_eq!(driver.ask(state(0, 6)), MIXED);
-    assert_eq!(driver.ask(plug(0, 1)), Response::Error);
-    assert_eq!(driver.ask(plug(5, 16)), Response::Nack);
-    driver.check();
-    driver.device.set_suspended(false);
-    let free = [plug(5, 1), unplug(0, 1), UNPLUG_ALL].map(|request| driver.ask(request));
-    assert_eq!(free, [Response::Ack; 3]);
-    driver.check();
-}
-
 /// 5.15.6.6.2
 #[test]
 fn the_state_of_blocks_is_reported() {
@@ -364,7 +319,6 @@ fn a_device_that_cannot_go_back_stops() {
     assert!(driver.device.answer(UNPLUG_ALL).is_err());
     assert!(driver.device.answer(state(0, 1)).is_err());
     assert!(matches!(driver.device.request_bytes(BLOCK), Err(SizeError::Stopped(_))));
-    assert!(driver.device.system_reset().is_err());
     // The driver still waits for its answer.
     driver.restart();
     assert_eq!(driver.ask(UNPLUG_ALL), Response::Ack);

@@ -54,7 +54,7 @@ pub fn mapped(process: &Process, ram: &Ram, ranges: &[HvaRange]) -> io::Result<V
         let place = ram.regions().find_map(|region| Some((region, into(region)?)));
         let Some((region, into)) = place else { continue };
         let Some(backing) = ram.files().get(region.file) else { continue };
-        let inode = backing.file.identity()?.1;
+        let inode = backing.identity()?.1;
         if is_mapped(&mappings, range.start, range.bytes, (inode, region.offset + into)) {
             found.push(*range);
         }
@@ -143,18 +143,18 @@ mod tests {
         let ram = |file: RamFile, hva, offset, bytes| {
             let mapping = Mapping::new(&file, 0, BYTES).expect("mapped");
             let region = Region { gpa: Gpa(0), bytes, hva, file: 0, offset };
-            Ram::new(vec![region], vec![Backing { file, mapping }]).expect("a layout")
+            Ram::new(vec![region], vec![Backing::new(file, mapping)]).expect("a layout")
         };
         let is_there = |ram: &Ram| {
             let all: Vec<HvaRange> = ram.regions().map(Region::hva_range).collect();
             mapped(&process, ram, &all).expect("/proc") == all
         };
         let (hva, half) = (guest.address(), BYTES / 2);
+        let again = file.as_fd().try_clone_to_owned().expect("dup");
         let ours = ram(file, hva, 0, BYTES);
         assert!(is_there(&ours), "as it was");
         assert!(!is_there(&ram(other, hva, 0, BYTES)), "another file");
-        let file =
-            || RamFile::from(ours.files()[0].file.as_fd().try_clone_to_owned().expect("dup"));
+        let file = || RamFile::from(again.try_clone().expect("dup"));
         assert!(is_there(&ram(file(), Hva(hva.0 + half), half, half)), "its second half");
         assert!(!is_there(&ram(file(), Hva(hva.0 + half), 0, half)), "another offset");
         let end = HvaRange { start: Hva(hva.0 + half), bytes: half };

@@ -20,7 +20,7 @@ fn ram() -> &'static Ram {
         let mapping = Mapping::new(&file, 0, RAM_BYTES).expect("mmap");
         let (gpa, hva) = (Gpa(0), Hva(1 << 30));
         let region = Region { gpa, bytes: RAM_BYTES, hva, file: 0, offset: 0 };
-        Ram::new(vec![region], vec![Backing { file, mapping }]).expect("one region")
+        Ram::new(vec![region], vec![Backing::new(file, mapping)]).expect("one region")
     })
 }
 

@@ -47,8 +47,7 @@ fn act(host: &Host<'_>, areas: &[AtomicU16], trees: &[AtomicU32], step: &[u8; 6]
         1 => trees[index % trees.len()].store(value, Relaxed),
         2 => drop(host.hard_reclaim(index)),
         3 => drop(host.return_area(index)),
-        4 => drop(host.soft_reclaim(index)),
-        5 => drop(host.is_still_free(index)),
+        4 | 5 => drop(host.soft_reclaim(index)),
         6 => host.install(index),
         _ => drop(host.free_areas(index)),
     }

@@ -7,8 +7,9 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
-use ebb_block::solo::{Rings, Solo};
+use ebb_block::solo::Solo;
 use ebb_block::{AllResident, Image, Nobody, Observer};
+use testkit::virtqueue::Rings;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 const RAM_BYTES: usize = 64 << 10;

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use ebb_units::Gpa;
 use ebb_vhost::AllResident;
 use ebb_virtio_mem::{Device, DeviceParts, FileMemory, Geometry, NotSaved, Options, Saved, Sizes};
-use ebb_virtio_mem_user::solo::{Rings, Solo};
+use ebb_virtio_mem_user::solo::Solo;
+use testkit::virtqueue::Rings;
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 
 const RAM_BYTES: usize = 64 << 10;

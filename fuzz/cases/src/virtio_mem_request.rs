@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use ebb_units::{FrameRange, Gpa};
 use ebb_virtio_mem::{
-    Device, DeviceParts, Geometry, Memory, Options, REQUEST_BYTES, Record, Saved, Sizes, Touch,
+    BlockMemory, Device, DeviceParts, Geometry, Options, REQUEST_BYTES, Record, Saved, Sizes, Touch,
 };
 
 const BLOCK: u64 = 8192;
@@ -50,7 +50,7 @@ impl Shared {
     }
 }
 
-impl Memory for Shared {
+impl BlockMemory for Shared {
     fn plug(&mut self, frames: FrameRange, _: bool) -> io::Result<()> {
         self.change(frames, true)
     }
@@ -99,7 +99,6 @@ pub fn run(data: &[u8]) {
             0..=9 => {
                 let _ = device.request_bytes(u64::from(*argument) * BLOCK);
             }
-            10..=19 => device.set_suspended(argument & 1 == 1),
             20..=29 => {
                 // Only one kind of call may fail, because a failure on the way back would stop the
                 // device.
@@ -107,9 +106,7 @@ pub fn run(data: &[u8]) {
                 host.0.lock().expect("no thread has died").refuses = refuses;
             }
             30..=39 => device = start(&host, *flags),
-            40..=44 => {
-                device.system_reset().expect("it goes on");
-            }
+            10..=19 | 40..=44 => device.reset(),
             45..=49 => device.negotiated(u64::from(*argument)),
             _ => {
                 let length = REQUEST_BYTES.min(more.len());

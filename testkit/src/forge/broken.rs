@@ -50,7 +50,7 @@ pub fn use_it(mem: &dyn GuestMemory, mut guest: Guest) -> Result<(), Untrusted> 
     assert!(counts.frames() >= guest.memmap().frames());
     for gfn in [0, 1, 511, 1 << 40, u64::MAX] {
         look.head(Gfn(gfn));
-        guest.metadata_frame(mem, Gfn(gfn));
+        guest.memmap().walk(mem, Gfn(gfn));
     }
     guest.recheck(mem);
     guest.refresh(mem).map(|_| ())

@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use vmtest_guest::pattern::{WORDS_PER_PAGE, Wrong};
+use vmtest_guest::spread;
+
 use crate::buffer::{self, Buffer};
-use crate::pattern::{WORDS_PER_PAGE, Wrong};
 use crate::times::Times;
-use crate::{Context, Result, measure, spread};
+use crate::{Context, Result, measure};
 
 /// Accesses between two entries into the kernel. With page-table isolation, other page tables are
 /// loaded then, so that an emulator looks pages up again.

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::hint::black_box;
 use std::os::unix::fs::FileExt;
 
-use crate::pattern::{Pattern, WORDS_PER_PAGE, Wrong};
+use vmtest_guest::pattern::{Pattern, WORDS_PER_PAGE, Wrong};
+
 use crate::{Context, Result};
 
 const PAGE_BYTES: u64 = 4096;

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use vmtest_guest::pattern::Wrong;
+
 use crate::buffer::Buffer;
 use crate::loaded_file::{Kind, LoadedFile};
-use crate::pattern::Wrong;
 use crate::{Context, Result};
 
 const PAGE_BYTES: u64 = 4096;

@@ -5,9 +5,9 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use rustix::fs::OFlags;
+use vmtest_guest::pattern::{Pattern, WORDS_PER_PAGE, Wrong};
 
 use crate::files::{PAGE_BYTES, bytes_of, words_of};
-use crate::pattern::{Pattern, WORDS_PER_PAGE, Wrong};
 use crate::{Context, Result};
 
 /// Memory with the alignment of direct I/O.

@@ -4,7 +4,8 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-use crate::pattern::{Pattern, WORDS_PER_PAGE, Wrong};
+use vmtest_guest::pattern::{Pattern, WORDS_PER_PAGE, Wrong};
+
 use crate::{Context, Result};
 
 /// The default directory of files: a tmpfs.

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use vmtest_guest::pattern::{WORDS_PER_PAGE, Wrong};
+
 use crate::buffer::{self, Buffer};
-use crate::pattern::{WORDS_PER_PAGE, Wrong};
 use crate::{Context, Result};
 
 /// Pause between two passes. The kernel is entered then, and with page-table isolation other page

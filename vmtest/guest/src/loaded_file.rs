@@ -6,9 +6,9 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::fs::{Advice, OFlags, fadvise};
+use vmtest_guest::pattern::{Pattern, WORDS_PER_PAGE, Wrong};
 
 use crate::files::{PAGE_BYTES, bytes_of, words_of};
-use crate::pattern::{Pattern, WORDS_PER_PAGE, Wrong};
 use crate::{Context, Result};
 
 /// Longest piece that is read or written at once.

@@ -17,11 +17,9 @@ mod hot;
 mod line;
 mod loaded_file;
 mod measure;
-mod pattern;
 mod power;
 mod samples;
 mod shell;
-mod spread;
 mod times;
 
 use std::convert::Infallible;

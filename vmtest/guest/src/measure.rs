@@ -8,8 +8,8 @@ use std::process::Command;
 use std::time::Instant;
 
 use rustix::fs::OFlags;
+use vmtest_guest::pattern::WORDS_PER_PAGE;
 
-use crate::pattern::WORDS_PER_PAGE;
 use crate::{Context, Result};
 
 /// Bytes that programs that copy files read at once.

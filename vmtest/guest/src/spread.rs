@@ -1,4 +1,4 @@
-//! Which page has which rank: hot pages are scattered. Benchmarks use it too.
+//! Which page has which rank: hot pages are scattered. Benchmarks of the host use it, too.
 
 /// A prime: with fewer pages, no page comes twice.
 const STEP: u64 = 1_000_003;

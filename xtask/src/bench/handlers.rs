@@ -18,10 +18,11 @@ use ebb_pager::{
 use ebb_store::{Protection, SwapFile};
 use ebb_sys::mapping::Mapping;
 use ebb_sys::process::Process;
+use ebb_sys::ram_file::RamFile;
 use ebb_sys::uffd::{Events, Fault, HvaRange, Uffd, Watch, feature};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, HUGE_BYTES, Hva};
 use ebb_vm::ram::Backing;
-use ebb_vm::{Ram, Region};
+use ebb_vm::{Puncher, Ram, Region};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use vmtest::Scratch;
 
@@ -70,6 +71,8 @@ pub struct Ebb {
     _restored: Receiver<Restored>,
     pager: Arc<Pager>,
     victim: Mapping,
+    /// The file of the memory, for punches that the pager does not know of.
+    file: RamFile,
     _directory: Scratch,
 }
 
@@ -83,17 +86,18 @@ impl Ebb {
     /// The privilege is missing, or the run directory cannot be made.
     pub fn start(memory: Bare, huge: bool) -> anyhow::Result<Ebb> {
         let Bare { file, guest: victim, own: mapping } = memory;
+        let of_pager = RamFile::from(file.as_fd().try_clone_to_owned()?);
         let directory = run_directory()?;
         let (gpa, bytes, hva) = (Gpa(0), victim.bytes(), victim.address());
         let region = Region { gpa, bytes, hva, file: 0, offset: 0 };
-        let ram = Ram::new(vec![region], vec![Backing { file, mapping }])?;
+        let ram = Ram::new(vec![region], vec![Backing::new(of_pager, mapping)])?;
         let (uffd, _) = watched(&victim)?;
         let ledger =
             Ledger::create(&directory.path().join("ledger"), ram.end(), Tables::WhenSplit)?;
         let (run, slots) = (directory.path(), bytes / FRAME_BYTES);
         let store = SwapFile::open(&run.join("swap"), run, slots, Protection::Encrypted)?;
         let (pager, restored) = Pager::new(PagerParts {
-            ram: Arc::new(ram),
+            puncher: Puncher::new(ram),
             ledger,
             uffd,
             grain: if huge { Grain::Huge } else { Grain::Frame },
@@ -109,7 +113,7 @@ impl Ebb {
             eprintln!("the fault thread ends: {why:?}");
         })?;
         let (_faults, _restored, _directory) = (faults, restored, directory);
-        Ok(Ebb { _faults, _restored, pager, victim, _directory })
+        Ok(Ebb { _faults, _restored, pager, victim, file, _directory })
     }
 }
 
@@ -137,11 +141,8 @@ impl Handler for Ebb {
 
     fn empty(&self, blocks: &[Block], watch: bool) -> anyhow::Result<()> {
         if !watch {
-            let ram = self.pager.ram();
-            return blocks.iter().try_for_each(|block| {
-                let frames = block.frames();
-                let place = ram.range(frames).context("a block is not in RAM")?;
-                Ok(ram.files()[place.file].file.punch(place.offset, frames.bytes())?)
+            return blocks.iter().map(|block| block.frames()).try_for_each(|frames| {
+                Ok(self.file.punch(frames.start.gpa().0, frames.bytes())?)
             });
         }
         self.pager.returner().end_watches()?;

@@ -24,7 +24,7 @@ use ebb_sys::process::Process;
 use ebb_sys::uffd::{Uffd, feature};
 use ebb_units::{FRAME_BYTES, Gfn, Gpa};
 use ebb_vm::ram::Backing;
-use ebb_vm::{Ram, Region};
+use ebb_vm::{Puncher, Ram, Region};
 use vmtest::Scratch;
 
 use super::bare::Bare;
@@ -125,7 +125,7 @@ impl Vm {
         let run = run_directory()?;
         let (bytes, hva) = (guest.bytes(), guest.address());
         let region = Region { gpa: Gpa(0), bytes, hva, file: 0, offset: 0 };
-        let ram = Ram::new(vec![region], vec![Backing { file, mapping }])?;
+        let ram = Ram::new(vec![region], vec![Backing::new(file, mapping)])?;
         let uffd = Uffd::new().context("userfaultfd: run as root")?;
         uffd.handshake(feature::needed()).context("userfaultfd lacks a feature: `ebb doctor`")?;
         let ledger = Ledger::create(&run.path().join("ledger"), ram.end(), Tables::WhenSplit)?;
@@ -135,7 +135,7 @@ impl Vm {
             None => store,
         };
         let (pager, _) = Pager::new(PagerParts {
-            ram: Arc::new(ram),
+            puncher: Puncher::new(ram),
             ledger,
             uffd,
             grain: Grain::Frame,

@@ -257,7 +257,7 @@ fn attach(site: &Site, request: &AttachRequest, directory: &Path) -> Answer<Read
         takeover::connect(&process, request.qmp.as_deref()).map_err(not_allowed)?;
     devices::of_new(&process, &mut qmp, &[])?;
     let ram = layout::discover(&process, &mut qmp).map_err(not_allowed)?;
-    let hugetlb = ram.files().iter().any(|file| file.file.is_hugetlb().unwrap_or(false));
+    let hugetlb = ram.files().iter().any(|file| file.is_hugetlb().unwrap_or(false));
     let backing = host_facts::backing_of(&ram, hugetlb);
     let accelerator = accelerator_of(&mut qmp)?;
     let mode = host_facts::mode(request.mode, None);

@@ -15,7 +15,7 @@ use ebb_pager::{Pager, Sentry};
 use ebb_served::PagerDma;
 use ebb_sys::confine::Identity;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
-use ebb_virtio_mem::{Device, Geometry, Guard, Memory, Options, StateFile, Touch};
+use ebb_virtio_mem::{BlockMemory, Device, Geometry, Guard, Options, StateFile, Touch};
 use ebb_virtio_mem_user::{Backend, Setup};
 use ebb_vm::handed;
 use ebb_vm::launch::{self, Served, growth_start};
@@ -216,7 +216,7 @@ impl Sentry for Link {
 /// plugged.
 struct Blocks(Arc<PagerDma>);
 
-impl Memory for Blocks {
+impl BlockMemory for Blocks {
     fn plug(&mut self, frames: FrameRange, prealloc: bool) -> io::Result<()> {
         let pager = self.0.pager().ok_or(io::ErrorKind::NotConnected)?;
         pager.pluggable().plug(frames, prealloc)

@@ -52,7 +52,7 @@ pub fn keep(process: &Process, ram: &Ram) -> io::Result<()> {
 fn mapped(process: &Process, ram: &Ram) -> io::Result<Vec<(Vma, usize)>> {
     let files = ram.files().iter();
     let inodes: Vec<u64> =
-        files.map(|backing| Ok(backing.file.identity()?.1)).collect::<io::Result<_>>()?;
+        files.map(|backing| Ok(backing.identity()?.1)).collect::<io::Result<_>>()?;
     let memfds = process.mappings()?.into_iter().filter(|vma| vma.name.starts_with("/memfd:"));
     let file_of = |vma: &Vma| inodes.iter().position(|inode| *inode == vma.inode);
     Ok(memfds

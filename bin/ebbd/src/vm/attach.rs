@@ -65,7 +65,7 @@ pub fn attach(
 /// Describes the VM's memory in the record.
 fn describe(process: &Process, ram: &Ram, shared: &SharedDisks, record: &mut Record) -> Answer<()> {
     let inodes: Vec<u64> = { ram.files().iter() }
-        .map(|backing| backing.file.identity().map(|(_, inode)| inode))
+        .map(|backing| backing.identity().map(|(_, inode)| inode))
         .collect::<io::Result<_>>()
         .map_err(failed("the VM's RAM"))?;
     record.regions =

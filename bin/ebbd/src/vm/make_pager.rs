@@ -13,7 +13,7 @@ use ebb_served::{SharedDisks, Source};
 use ebb_store::{Compressed, Protection, Store, StoreError, SwapFile};
 use ebb_sys::uffd::{Uffd, feature};
 use ebb_units::FRAME_BYTES;
-use ebb_vm::Ram;
+use ebb_vm::{Puncher, Ram};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::model::api_error::{Answer, not_allowed};
@@ -93,11 +93,11 @@ pub fn pager(
         tracing::warn!("{}: not on tmpfs; the swap file's key is on a disk", directory.display());
     }
     let slots = ram.first_bytes() / FRAME_BYTES;
-    let ram = Arc::new(ram);
-    let devices = failpoint::devices(shared.devices(&ram), &record.name);
-    let digests = digests(&ram, record, directory)?;
+    let puncher = Puncher::new(ram);
+    let devices = failpoint::devices(shared.devices(puncher.ram()), &record.name);
+    let digests = digests(puncher.ram(), record, directory)?;
     let (pager, restored) = Pager::new(PagerParts {
-        ram,
+        puncher,
         ledger,
         uffd,
         grain,

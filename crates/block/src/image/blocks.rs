@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use ebb_sys::transfer::{AlignedBuffer, Memory, Operation, Transfer};
+use ebb_sys::transfer::{AlignedBuffer, Operation, Transfer, TransferMemory};
 use ebb_units::FRAME_BYTES;
 use rustix::io::Errno;
 
@@ -29,7 +29,7 @@ pub(super) fn move_own(
 ) -> io::Result<AlignedBuffer> {
     let transfer = Transfer::own(file.clone(), operation, offset, buffer, bytes as usize)?;
     match transfer.run() {
-        (Ok(()), Memory::Own(buffer)) => Ok(buffer),
+        (Ok(()), TransferMemory::Own(buffer)) => Ok(buffer),
         (Err(error), _) => Err(error),
         _ => Err(io::ErrorKind::InvalidInput.into()),
     }

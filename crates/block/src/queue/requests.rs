@@ -173,6 +173,7 @@ impl Worker {
         if !place.tell(status) {
             self.give_up("a request's status cannot be written");
         } else if let Some(slot) = self.slot(number) {
+            debug_assert!(slot.written.is_none(), "request {number} ends twice");
             slot.written = Some(data_bytes.saturating_add(1));
         }
     }

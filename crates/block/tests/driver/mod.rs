@@ -1,37 +1,19 @@
-//! The driver's side of a queue, in the test's own memory.
+//! A disk with its driver, and who watches it.
 #![allow(dead_code, reason = "each test uses its part")]
-
-pub mod front_end;
 
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use ebb_block::solo::{Rings, Solo};
+use ebb_block::solo::Solo;
 use ebb_block::{Access, Block, Counts, Direction, Dma, DmaFault, Image, Observer, Segment};
 use ebb_units::Gfn;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use testkit::disk::{IN, OUT, RINGS, Ring};
+use testkit::virtqueue::Piece;
+use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 pub const RAM_BYTES: u64 = 4 << 20;
-pub const RINGS: Rings = Rings { descriptors: 0, available: 0x4000, used: 0x8000, size: 256 };
-/// Where headers and statuses are, one line for each request. Free memory begins after it.
-const LINES: u64 = 0x1_0000;
-pub const FREE: u64 = 0x2_0000;
-
-pub const IN: u32 = 0;
-pub const OUT: u32 = 1;
-pub const FLUSH: u32 = 4;
-pub const GET_ID: u32 = 8;
-pub const DISCARD: u32 = 11;
-pub const WRITE_ZEROES: u32 = 13;
-
-pub const OK: u8 = 0;
-pub const IOERR: u8 = 1;
-pub const UNSUPP: u8 = 2;
-
-/// A piece of memory in a chain: (address, bytes).
-pub type Piece = (u64, u32);
 
 /// Memory that the device may use up to an address, and a count of the pinned bytes.
 #[derive(Default)]
@@ -108,14 +90,6 @@ impl Observer for Watcher {
     }
 }
 
-/// The driver's side of the queue.
-pub struct Ring {
-    pub memory: GuestMemoryMmap,
-    pub next: u16,
-    descriptor: u16,
-    line: u64,
-}
-
 /// A disk and its driver.
 pub struct Driver {
     ring: Ring,
@@ -180,68 +154,6 @@ impl Driver {
         let rings = i64::from(RINGS.size) * 26 + 12;
         assert_eq!(self.gate.pinned_bytes.load(Ordering::SeqCst), rings);
         assert_eq!(self.used(), self.next, "all is used");
-    }
-}
-
-impl Ring {
-    pub fn new(memory: GuestMemoryMmap) -> Ring {
-        Ring { memory, next: 0, descriptor: 0, line: LINES }
-    }
-
-    pub fn put(&self, gpa: u64, bytes: &[u8]) {
-        self.memory.write_slice(bytes, GuestAddress(gpa)).unwrap();
-    }
-
-    pub fn get(&self, gpa: u64, bytes: usize) -> Vec<u8> {
-        let mut read = vec![0; bytes];
-        self.memory.read_slice(&mut read, GuestAddress(gpa)).unwrap();
-        read
-    }
-
-    /// Makes a chain available as it is, and returns its place in the used ring.
-    pub fn offer(&mut self, readable: &[Piece], writable: &[Piece]) -> u16 {
-        let head = self.descriptor;
-        let count = readable.len() + writable.len();
-        let flagged =
-            readable.iter().map(|piece| (piece, 0)).chain(writable.iter().map(|p| (p, 2)));
-        for (index, (&(gpa, bytes), flag)) in flagged.enumerate() {
-            let place = (head + index as u16) % RINGS.size;
-            let flags = flag | u128::from(index + 1 < count);
-            let next = u128::from((place + 1) % RINGS.size);
-            let word = u128::from(gpa) | u128::from(bytes) << 64 | flags << 96 | next << 112;
-            self.put(RINGS.descriptors + 16 * u64::from(place), &word.to_le_bytes());
-        }
-        self.descriptor = (head + count as u16) % RINGS.size;
-        let slot = self.next;
-        let entry = RINGS.available + 4 + 2 * u64::from(slot % RINGS.size);
-        self.put(entry, &head.to_le_bytes());
-        self.next = slot.wrapping_add(1);
-        self.put(RINGS.available + 2, &self.next.to_le_bytes());
-        slot
-    }
-
-    /// Makes a request available, and returns where its status will be.
-    pub fn prepare(&mut self, kind: u32, sector: u64, sent: &[Piece], wanted: &[Piece]) -> u64 {
-        let line = self.line;
-        self.line = if line + 64 >= FREE { LINES } else { line + 32 };
-        let header = u128::from(kind) | u128::from(sector) << 64;
-        self.put(line, &header.to_le_bytes());
-        self.put(line + 16, &[0xff]);
-        let readable = [&[(line, 16)], sent].concat();
-        self.offer(&readable, &[wanted, &[(line + 16, 1)]].concat());
-        line + 16
-    }
-
-    /// Returns the used index.
-    pub fn used(&self) -> u16 {
-        u16::from_le_bytes(self.get(RINGS.used + 2, 2).try_into().unwrap())
-    }
-
-    /// Returns the entry at a place of the used ring: (head, bytes written).
-    pub fn used_at(&self, slot: u16) -> (u32, u32) {
-        let entry = self.get(RINGS.used + 4 + 8 * u64::from(slot % RINGS.size), 8);
-        let word = u64::from_le_bytes(entry.try_into().unwrap());
-        (word as u32, (word >> 32) as u32)
     }
 }
 

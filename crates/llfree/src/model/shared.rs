@@ -61,8 +61,7 @@ pub(super) enum Done {
 
 /// State of the whole area's memory. The host serves a touch of memory that is not mapped.
 const MAPPED: u64 = 0;
-const PROTECTED: u64 = 1;
-const EMPTY: u64 = 2;
+const EMPTY: u64 = 1;
 
 pub(super) struct Shared {
     words: Words,
@@ -181,20 +180,13 @@ impl Shared {
         }
     }
 
-    /// Sets E, protects, and looks again.
+    /// Takes, punches and returns (`docs/decisions/0018-*`).
     fn soft_reclaim(&self) {
         let mut reclaimed = self.reclaimed.lock().unwrap();
-        let host = self.host();
-        if *reclaimed != Reclaimed::Installed || host.soft_reclaim(WHOLE).is_err() {
-            return;
-        }
-        self.memory.swap(PROTECTED, AcqRel);
-        if host.is_still_free(WHOLE) {
+        if *reclaimed == Reclaimed::Installed && self.host().hard_reclaim(WHOLE).is_ok() {
             self.memory.swap(EMPTY, AcqRel);
+            self.host().return_area(WHOLE).unwrap();
             *reclaimed = Reclaimed::Soft;
-        } else {
-            host.install(WHOLE);
-            self.memory.swap(MAPPED, AcqRel);
         }
     }
 

@@ -136,9 +136,11 @@ impl Evictor {
         pages: &[Page],
         evicted: &mut Evicted,
     ) -> io::Result<()> {
+        debug_assert_eq!(piece.len(), places.len(), "each frame has a place or a digest");
         let frames: Vec<Gfn> = piece.iter().map(|held| held.gfn).collect();
         let (mut committed, mut stay) = (Vec::with_capacity(piece.len()), Vec::new());
         for (mut held, place) in piece.into_iter().zip(places) {
+            debug_assert_eq!(held.word.content(), Content::Resident, "{:?}", held.gfn);
             match place {
                 Ok(place) if held.word.commit(place.content) => committed.push((held, place)),
                 place => {
@@ -199,7 +201,8 @@ impl Evictor {
     fn undo_commits(&self, committed: Vec<(ProtectedFrame<'_>, ContentPlace)>) {
         for (held, place) in committed {
             let gfn = held.gfn;
-            // A block's pair goes before the unlock: the next eviction may note the same pair.
+            // A block's pair goes before the unlock: the next eviction may note the same pair. A slot
+            // goes after it, as in `Residency::leave`.
             if let Content::OnDisk { .. } = place.content {
                 self.residency.undo(gfn, place);
                 self.open_all([held]);
@@ -216,6 +219,10 @@ impl Evictor {
         page_of: impl Fn(Gfn) -> Option<&'p Page>,
         evicted: &mut Evicted,
     ) -> io::Result<()> {
+        let is_on_record = |(held, place): &(ProtectedFrame<'_>, ContentPlace)| {
+            held.word.content() == place.content
+        };
+        debug_assert!(committed.iter().all(is_on_record), "the word comes before the punch");
         let mut punched = 0;
         let result = self.runs(&committed, |(held, _)| held.gfn).try_for_each(|(frames, _)| {
             if !self.frames.devices().unmap(frames) {

@@ -29,6 +29,7 @@ impl Evictor {
     /// From the store or the system calls. Frames that were not evicted stay resident. A store
     /// without room does not keep frames from eviction that need none.
     pub fn evict(&self, frames: &[Gfn], judge: &dyn Judge) -> io::Result<Evicted> {
+        debug_assert!(frames.is_sorted());
         self.leave_free_slots();
         let mut eviction = Eviction::new(self, judge);
         let (mut batch, mut count) = (Vec::new(), 0);

@@ -42,7 +42,8 @@ impl Share<'_> {
 
 impl Drop for Share<'_> {
     fn drop(&mut self) {
-        self.of.0.fetch_sub(self.frames, Relaxed);
+        let before = self.of.0.fetch_sub(self.frames, Relaxed);
+        debug_assert!(before >= self.frames, "{before} frames come, and {} have", self.frames);
     }
 }
 

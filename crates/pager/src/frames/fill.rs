@@ -2,7 +2,6 @@
 
 use std::io;
 
-use ebb_sys::mapping::Mapping;
 use ebb_sys::uffd::{HvaRange, Uffd, Watch, feature};
 use ebb_sys::uffd_node;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
@@ -68,7 +67,7 @@ impl Frames {
     ) -> io::Result<()> {
         let place = self.ram.place(gfn.gpa()).ok_or(io::ErrorKind::InvalidInput)?;
         let backing = self.ram.files().get(place.file).ok_or(io::ErrorKind::InvalidInput)?;
-        let mapping = Mapping::new(&backing.file, place.offset, FRAME_BYTES)?;
+        let mapping = backing.map(place.offset, FRAME_BYTES)?;
         let here = HvaRange { start: mapping.address(), bytes: FRAME_BYTES };
         let uffd = self.uffd_here()?;
         uffd.register(here, Watch::MissingAndWrite)?;

@@ -28,7 +28,8 @@ impl Pins {
 
     pub(crate) fn unpin(&self, gfn: Gfn) {
         if let Some(pins) = self.0.get(gfn.0) {
-            pins.fetch_sub(1, AcqRel);
+            let before = pins.fetch_sub(1, AcqRel);
+            debug_assert!(before > 0, "{gfn:?} is not pinned");
         }
     }
 

@@ -136,17 +136,23 @@ mod tests {
     use ebb_sys::mapping::Mapping;
     use ebb_sys::ram_file::RamFile;
     use ebb_units::{Gpa, Hva};
-    use ebb_vm::Region;
     use ebb_vm::ram::Backing;
+    use ebb_vm::{Puncher, Region};
 
     fn iommu() -> SoftIommu {
+        of_own_ram().0
+    }
+
+    /// An IOMMU, and what punches its RAM.
+    fn of_own_ram() -> (SoftIommu, Puncher) {
         let bytes = 2 << 20;
         let file = RamFile::create("iommu-test", bytes).unwrap();
         let mapping = Mapping::new(&file, 0, bytes).unwrap();
         let region = Region { gpa: Gpa(0), bytes, hva: Hva(1 << 30), file: 0, offset: 0 };
-        let ram = Arc::new(Ram::new(vec![region], vec![Backing { file, mapping }]).unwrap());
-        ram.populate(FrameRange::new(Gfn(0), 512)).unwrap();
-        SoftIommu::new(&ram)
+        let ram = Ram::new(vec![region], vec![Backing::new(file, mapping)]).unwrap();
+        let puncher = Puncher::new(ram);
+        puncher.ram().populate(FrameRange::new(Gfn(0), 512)).unwrap();
+        (SoftIommu::new(puncher.ram()), puncher)
     }
 
     fn run(start: u64, count: u64) -> FrameRange {
@@ -186,8 +192,8 @@ mod tests {
 
     #[test]
     fn a_hole_and_what_is_no_ram_are_refused() {
-        let iommu = iommu();
-        ebb_vm::Puncher::new(Arc::clone(&iommu.ram)).punch(run(7, 1)).unwrap();
+        let (iommu, puncher) = of_own_ram();
+        puncher.punch(run(7, 1)).unwrap();
         assert_eq!(iommu.pin(run(6, 3)), Err(Gfn(7)));
         assert_eq!(iommu.pin(run(511, 2)), Err(Gfn(512)));
         assert_eq!(iommu.pin(run(1 << 40, 1)), Err(Gfn(1 << 40)));
@@ -196,8 +202,8 @@ mod tests {
 
     #[test]
     fn what_others_punched_stays_lost_until_it_is_mapped_again() {
-        let iommu = iommu();
-        ebb_vm::Puncher::new(Arc::clone(&iommu.ram)).punch(run(7, 2)).unwrap();
+        let (iommu, puncher) = of_own_ram();
+        puncher.punch(run(7, 2)).unwrap();
         iommu.lost(run(0, 512));
         iommu.ram.populate(run(7, 2)).unwrap();
         assert_eq!(iommu.pin(run(0, 512)), Err(Gfn(7)));

@@ -2,10 +2,6 @@
 //! another thread may have changed it. Here that has happened: each function is called with what
 //! its caller had seen before.
 
-#[allow(dead_code)]
-#[path = "../../tests/machine/mod.rs"]
-mod machine;
-
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::thread;
@@ -19,8 +15,8 @@ use testkit::{require, until};
 use super::*;
 use crate::fault::sentry::Sentry;
 use crate::frames::words::Served;
+use crate::testing::{Machine, available, page_of, serve, watching};
 use crate::{Committed, Judge, NothingKnown, OpenGate, Witness};
-use machine::{Machine, available, page_of, serve, watching};
 
 const ALL: FrameRange = FrameRange::new(Gfn(0), 512);
 const METADATA: Gfn = Gfn(3);
@@ -65,7 +61,7 @@ fn a_huge_frame_that_was_saved_meanwhile_gets_no_zeros() {
 #[test]
 fn a_frame_that_was_saved_meanwhile_gets_no_fill() {
     require!(available());
-    let machine = Machine::new();
+    let machine = Machine::small();
     machine.ram.populate(ALL).unwrap();
     let pager = watching(machine.parts());
     pager.blocks().empty(&mut committed(&pager, 0xaa), true).unwrap();
@@ -85,7 +81,7 @@ fn a_frame_that_was_saved_meanwhile_gets_no_fill() {
 #[test]
 fn no_fault_waits_for_room_while_the_evictor_waits() {
     require!(available());
-    let machine = Machine::new();
+    let machine = Machine::small();
     machine.ram.populate(ALL).unwrap();
     let pager = watching(machine.parts());
     let looks = Arc::<AtomicUsize>::default();
@@ -106,7 +102,7 @@ fn no_fault_waits_for_room_while_the_evictor_waits() {
 #[test]
 fn nobody_waits_for_room_while_a_gate_is_open() {
     require!(available());
-    let machine = Machine::new();
+    let machine = Machine::small();
     machine.ram.populate(ALL).unwrap();
     let pager = watching(machine.parts());
     let room = pager.room();
@@ -130,7 +126,7 @@ fn nobody_waits_for_room_while_a_gate_is_open() {
 #[test]
 fn no_more_comes_at_once_than_there_is_room_for() {
     require!(available());
-    let machine = Machine::new();
+    let machine = Machine::small();
     machine.ram.populate(ALL).unwrap();
     ALL.frames().for_each(|gfn| Machine::put(&machine.ram, gfn, &page_of(gfn.0 + 2)));
     let pager = watching(machine.parts());
@@ -161,7 +157,7 @@ fn no_more_comes_at_once_than_there_is_room_for() {
 #[test]
 fn who_asks_while_a_huge_frame_is_tried_goes_on() {
     require!(available());
-    let machine = Machine::new();
+    let machine = Machine::small();
     let pager = watching(machine.parts());
     let _threads = serve(&pager, 0);
     pager.frames().split(Gfn(0).huge()).unwrap();
@@ -190,7 +186,7 @@ fn who_asks_while_a_huge_frame_is_tried_goes_on() {
 #[test]
 fn what_was_unplugged_meanwhile_stays_so() {
     require!(available());
-    let machine = Machine::new();
+    let machine = Machine::small();
     let pager = watching(machine.parts());
     pager.pluggable().watch_pluggable(vec![ALL], Arc::new(Deaf)).unwrap();
     pager.pluggable().unplug(ALL).unwrap();
@@ -201,7 +197,7 @@ fn what_was_unplugged_meanwhile_stays_so() {
 #[test]
 fn a_watch_that_is_another_blocks_by_now_stays() {
     require!(available());
-    let machine = Machine::new();
+    let machine = Machine::small();
     machine.ram.populate(ALL).unwrap();
     Machine::put(&machine.ram, METADATA, &page_of(9));
     let pager = watching(machine.parts());
@@ -220,7 +216,7 @@ fn a_watch_that_is_another_blocks_by_now_stays() {
 #[test]
 fn a_watch_that_is_another_blocks_by_the_time_it_is_to_end_stays() {
     require!(available());
-    let machine = Machine::new();
+    let machine = Machine::small();
     machine.ram.populate(ALL).unwrap();
     let pager = watching(machine.parts());
     pager.blocks().empty(&mut committed(&pager, 0), true).unwrap();
@@ -267,7 +263,7 @@ impl Judge for AllUsed {
 #[test]
 fn neighbours_that_look_freed_once_come_back() {
     require!(available());
-    let machine = Machine::new();
+    let machine = Machine::small();
     machine.ram.populate(ALL).unwrap();
     ALL.frames().for_each(|gfn| Machine::put(&machine.ram, gfn, &page_of(gfn.0 + 2)));
     let pager = watching(machine.parts());

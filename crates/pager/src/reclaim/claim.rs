@@ -70,6 +70,7 @@ impl<'p> Claim<'p> {
     /// `None`: the guest wants it, or part of it is locked; the claim is given up.
     pub fn commit(mut self, record: bool, fill: u8) -> Option<Committed<'p>> {
         let mut parts: Words<'p> = [None, None];
+        debug_assert_eq!(self.watch.content(), Content::Resident, "{:?}", self.metadata);
         let held = !record || self.lock_parts(&mut parts);
         if !held || !self.watch.commit(Content::Watch { head: self.head, order: self.order }) {
             for part in parts.into_iter().flatten() {
@@ -81,6 +82,8 @@ impl<'p> Claim<'p> {
             return None;
         }
         let parts: Vec<Part<'p>> = parts.into_iter().flatten().map(Part::new).collect();
+        let locked: u64 = parts.iter().map(|part| part.words.frames().count).sum();
+        debug_assert_eq!(locked, if record { self.block().count } else { 0 }, "{:?}", self.block());
         for part in &parts {
             add(&self.blocks.frames.counters().empty_frames, part.resident);
             part.words.set(Content::Empty { fill, hard: false });
@@ -144,9 +147,11 @@ impl Committed<'_> {
         if parts.is_empty() {
             claim.blocks.residency.give_up_in(claim.block());
         }
+        let empty = Content::Empty { fill, hard: false };
         for Part { words, .. } in parts {
             let frames = words.frames();
-            let wanted = words.unlock(Content::Empty { fill, hard: false });
+            debug_assert!(words.contents().all(|(_, content)| content == empty), "{frames:?}");
+            let wanted = words.unlock(empty);
             claim.blocks.frames.after(wanted, frames);
         }
         if !keep {

@@ -30,7 +30,10 @@ impl Residency {
     /// Notes in the word that the frame's page is there. The frame keeps the slot of its content if
     /// that is possible. Returns whether a touch was marked meanwhile.
     pub(crate) fn arrive(&self, gfn: Gfn, word: LockedFrame<'_>) -> bool {
-        match word.content() {
+        let content = word.content();
+        let has_no_content = matches!(content, Content::Unplugged | Content::Watch { .. });
+        debug_assert!(!has_no_content, "{gfn:?} arrives from {content:?}");
+        match content {
             Content::Saved { slot } if self.keep_slot(gfn, slot) => {
                 subtract(&self.frames.counters().saved_frames, 1);
                 word.unlock(Content::Resident)
@@ -64,6 +67,7 @@ impl Residency {
     /// Drops the frame's content, which is dead, and notes it as empty. Returns whether a touch was
     /// marked meanwhile.
     pub(crate) fn become_empty(&self, gfn: Gfn, held: LockedFrame<'_>) -> bool {
+        debug_assert!(held.content().is_evicted(), "{gfn:?}: {:?}", held.content());
         add(&self.frames.counters().dropped_frames, 1);
         add(&self.frames.counters().empty_frames, 1);
         self.leave(gfn, held, Content::Empty { fill: 0, hard: false })
@@ -81,6 +85,8 @@ impl Residency {
     /// Makes locked frames resident on record, and frees their slots and blocks. Nobody waits for
     /// these frames: no mapping of the VMM has them.
     pub(crate) fn release(&self, held: Locked<'_>) {
+        let is_ram = self.frames.ram().parts(held.frames()).next().is_some();
+        debug_assert!(!is_ram, "{:?}: the VMM has it", held.frames());
         let counters = &self.frames.counters();
         let mut slots = Vec::new();
         for (frames, content) in held.contents() {

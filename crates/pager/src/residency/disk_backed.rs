@@ -50,7 +50,7 @@ impl DiskBacked {
     /// that.
     pub(crate) fn add(&self, gfn: Gfn, find: impl Fn() -> Option<u64>) -> Option<u64> {
         let block = find()?;
-        self.pairs().insert((block, gfn));
+        self.insert(gfn, block);
         if find() == Some(block) {
             return Some(block);
         }
@@ -58,13 +58,18 @@ impl DiskBacked {
         None
     }
 
-    /// Notes that the block backs the frame, by the ledger of a dead daemon.
+    /// Notes that the block backs the frame. The caller has locked the frame's word, or goes by the
+    /// ledger of a dead daemon.
     pub(crate) fn insert(&self, gfn: Gfn, block: u64) {
-        self.pairs().insert((block, gfn));
+        let is_new = self.pairs().insert((block, gfn));
+        debug_assert!(is_new, "block {block} backs {gfn:?} already");
     }
 
+    /// Notes that the block does not back the frame any more. The caller has locked the frame's
+    /// word.
     pub(crate) fn leave(&self, gfn: Gfn, block: u64) {
-        self.pairs().remove(&(block, gfn));
+        let was_there = self.pairs().remove(&(block, gfn));
+        debug_assert!(was_there, "block {block} does not back {gfn:?}");
     }
 
     pub(crate) fn has(&self, gfn: Gfn, block: u64) -> bool {

@@ -187,7 +187,8 @@ impl Residency {
     /// As fallocate(2). What was not punched keeps its memory, which wins over its word.
     pub fn empty_huge<'h>(&self, held: impl Iterator<Item = &'h LockedHuge<'h>>) -> io::Result<()> {
         add(&self.frames.counters().worker_batches, 1);
-        self.frames.punch_runs(held.map(LockedHuge::frames)).map(drop)
+        let recorded = held.inspect(|huge| debug_assert!(huge.is_hard(), "{:?}", huge.frames()));
+        self.frames.punch_runs(recorded.map(LockedHuge::frames)).map(drop)
     }
 
     /// After a restart, before [`crate::Returner::settle`] and any fault: makes those frames

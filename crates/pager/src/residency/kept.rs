@@ -98,10 +98,11 @@ impl Kept {
         else {
             return;
         };
-        match is_kept {
+        let before = match is_kept {
             true => word.fetch_or(bit, AcqRel),
             false => word.fetch_and(!bit, AcqRel),
         };
+        debug_assert_ne!(before & bit != 0, is_kept, "slot {slot} has one keeper at most");
     }
 
     /// Forgets the frame's slot.

@@ -73,6 +73,11 @@ impl Residency {
     /// Notes that the frame is evicted. The caller has locked its word, which says so from now on.
     pub(crate) fn note_evicted(&self, gfn: Gfn, place: ContentPlace) {
         let counters = &self.frames.counters();
+        let kept = match place.content {
+            Content::Saved { slot } if place.is_kept => Some(slot),
+            _ => None,
+        };
+        debug_assert_eq!(self.kept.slot(gfn), kept, "{gfn:?} is evicted as {:?}", place.content);
         match place.content {
             Content::Saved { .. } if place.is_kept => {
                 self.kept.went(gfn);

@@ -77,9 +77,10 @@ pub(crate) fn add(counter: &AtomicU64, value: u64) {
     counter.fetch_add(value, Relaxed);
 }
 
-/// Subtracts, and stops at 0: a restart begins counting at what the ledger holds, and a count must
-/// never wrap to a huge number.
+/// Subtracts frames that were counted: whoever makes a frame count does so before it unlocks the
+/// frame's word, and a restart begins counting at what the ledger holds. Stops at 0 all the same: a
+/// count must never wrap to a huge number.
 pub(crate) fn subtract(counter: &AtomicU64, value: u64) {
-    let result = counter.fetch_update(Relaxed, Relaxed, |now| Some(now.saturating_sub(value)));
-    debug_assert!(result.is_ok());
+    let before = counter.fetch_update(Relaxed, Relaxed, |now| Some(now.saturating_sub(value)));
+    debug_assert!(before.is_ok_and(|now| now >= value), "{before:?} less {value}");
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_block::Hashes;
 use ebb_ledger::{Content, Ledger, Tables};
+use ebb_pager::testing::{Machine, page_of};
 use ebb_pager::{
     Digest, DigestKey, FaultThread, GuestDisk, IoMapping, Pager, PagerParts, RefillThreads,
 };
@@ -16,8 +17,8 @@ use ebb_store::{Loaded, Page, Protection, SavedBatch, Store, StoreError, StoreUs
 use ebb_sys::process::Process;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 
+use crate::disk::FakeDisk;
 use crate::fuse::Fuse;
-use crate::machine::{FakeDisk, Machine, page_of};
 
 /// A rule that is left out, to see that the test finds its absence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,7 +72,7 @@ impl Daemon {
         let source =
             Source { disk: Arc::clone(disk), hashes: Arc::clone(&hashes), fuse: Arc::clone(&fuse) };
         let parts = PagerParts {
-            ram: Arc::clone(&machine.ram),
+            puncher: machine.puncher(),
             ledger,
             uffd: machine.uffd(),
             grain: machine.grain,

@@ -13,22 +13,21 @@
 //! `EBB_SEED=N` repeats a run; a failure is shrunk, and printed with its seed.
 
 mod daemon;
+mod disk;
 mod fuse;
-#[allow(dead_code)]
-#[path = "../machine/mod.rs"]
-mod machine;
 mod play;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ebb_pager::Grain;
+use ebb_pager::testing::available;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use daemon::Broken;
-use machine::{BLOCKS, FRAMES};
-use play::{Action, Crash, Step, play};
+use disk::BLOCKS;
+use play::{Action, Crash, FRAMES, Step, play};
 
 const CASES: u32 = 40;
 const HUGE_CASES: u32 = 20;
@@ -99,10 +98,6 @@ fn allow_many_files() {
 fn seed() -> u64 {
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     std::env::var("EBB_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(now)
-}
-
-fn available() -> Result<(), String> {
-    machine::new_uffd().map(drop).map_err(|error| format!("no userfaultfd: {error}"))
 }
 
 #[test]

@@ -4,14 +4,17 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use ebb_pager::testing::{Machine, page_of};
 use ebb_pager::{Grain, NothingKnown};
 use ebb_store::Page;
 use ebb_units::{FrameRange, Gfn};
 use proptest::test_runner::TestCaseError;
 
 use crate::daemon::{Broken, Daemon};
-use crate::machine::{BLOCKS, FRAMES, FakeDisk, Machine, page_of};
+use crate::disk::{BLOCKS, FakeDisk};
 
+/// Number of frames that the guest uses in its only huge frame.
+pub const FRAMES: u64 = 12;
 /// Longer than any action here takes.
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -186,9 +189,7 @@ impl Stage {
                 let frames: Vec<Gfn> = frames.frames().collect();
                 text(pager.evictor().evict(&frames, &NothingKnown).map(drop))
             }
-            Action::Punch { gfn } => {
-                text(Machine::punch(pager.ram(), FrameRange::new(Gfn(gfn), 1)))
-            }
+            Action::Punch { gfn } => text(guest.punch(FrameRange::new(Gfn(gfn), 1))),
             Action::GiveUp { most } => match pager.residency().give_up_kept(most as usize) {
                 given if given as u64 <= most => Ok(()),
                 given => Err(format!("{given} slots are given up")),

@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::Content;
+use ebb_pager::testing::{Machine, Threads, page_of, serve, watching};
 use ebb_pager::{Evicted, NothingKnown, Pager, PagerParts};
 use ebb_store::{Page, Store};
 use ebb_units::{FrameRange, Gfn};
 use testkit::until;
-
-use crate::machine::{Machine, Threads, page_of, serve, watching};
 
 pub struct Daemon {
     pub machine: Machine,
@@ -29,13 +28,13 @@ impl Daemon {
     }
 
     pub fn new() -> Daemon {
-        let machine = Machine::new();
+        let machine = Machine::small();
         let parts = machine.parts();
         Daemon::over(machine, parts)
     }
 
     pub fn with_store(store: Box<dyn Store>) -> Daemon {
-        let machine = Machine::new();
+        let machine = Machine::small();
         let parts = PagerParts { store, ..machine.parts() };
         Daemon::over(machine, parts)
     }

@@ -6,13 +6,13 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::Content;
+use ebb_pager::testing::{Machine, available, page_of, serve};
 use ebb_pager::{IoMapping, NothingKnown, Pager, PagerParts};
 use ebb_units::{FrameRange, Gfn};
 use testkit::require;
 
 use crate::FRAMES;
 use crate::daemon::{Daemon, first_of};
-use crate::machine::{Machine, available, page_of, serve};
 
 /// A device at which the daemon dies when frames are about to be punched, once that was asked for.
 struct Dies(Arc<AtomicU64>);
@@ -34,7 +34,7 @@ impl IoMapping for Dies {
 fn a_daemons_death_frees_what_no_word_names() {
     require!(available());
     for at_work in [true, false] {
-        let (machine, dies) = (Machine::new(), Arc::new(AtomicU64::new(0)));
+        let (machine, dies) = (Machine::small(), Arc::new(AtomicU64::new(0)));
         let parts = PagerParts { devices: Box::new(Dies(Arc::clone(&dies))), ..machine.parts() };
         let daemon = Daemon::over(machine, parts).with_kept(FRAMES);
         if at_work {
@@ -72,7 +72,7 @@ fn what_an_older_daemon_called_clean_is_plain_memory() {
     }
     machine.uffd().protect(pager.ram().hva_range(FRAMES).unwrap()).unwrap();
     // The VMM has punched one frame, as a balloon does.
-    Machine::punch(pager.ram(), FrameRange::new(Gfn(7), 1)).unwrap();
+    machine.guest().punch(FrameRange::new(Gfn(7), 1)).unwrap();
     drop(pager);
     let mut parts = machine.parts_left();
     parts.ledger.recover(|_, _| ());

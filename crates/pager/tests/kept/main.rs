@@ -3,14 +3,12 @@
 
 mod daemon;
 mod deaths;
-#[allow(dead_code)]
-#[path = "../machine/mod.rs"]
-mod machine;
 mod room;
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::Content;
+use ebb_pager::testing::{Machine, available, page_of};
 use ebb_pager::{Evicted, Grain, Judge, Pager, PagerParts};
 use ebb_store::{Protection, SwapFile};
 use ebb_units::{FrameRange, Gfn};
@@ -18,7 +16,6 @@ use tempfile::TempDir;
 use testkit::require;
 
 use daemon::{Daemon, first_of};
-use machine::{Machine, available, page_of};
 
 const ALL: FrameRange = FrameRange::new(Gfn(0), 512);
 const FRAMES: FrameRange = FrameRange::new(Gfn(0), 8);
@@ -100,7 +97,7 @@ fn a_write_by_any_way_is_seen() {
     daemon.reads(Gfn(3), &page_of(77));
     // The frame is punched, as by a balloon.
     daemon.bring_back(FRAMES);
-    Machine::punch(daemon.pager.ram(), frame).unwrap();
+    daemon.machine.guest().punch(frame).unwrap();
     daemon.reads(Gfn(3), &page_of(0));
     assert_eq!(daemon.evict(frame), Evicted { empty: 1, ..Evicted::default() });
     assert_eq!((daemon.kept(), daemon.slots()), (FRAMES.count - 1, FRAMES.count - 1));

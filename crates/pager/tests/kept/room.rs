@@ -2,6 +2,7 @@
 
 use std::io;
 
+use ebb_pager::testing::{available, page_of};
 use ebb_pager::{Evicted, NothingKnown};
 use ebb_store::{Compressed, Page, Protection, Quota, SharedRoom, Store, SwapFile};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
@@ -9,7 +10,6 @@ use tempfile::TempDir;
 use testkit::require;
 
 use crate::daemon::{Daemon, first_of};
-use crate::machine::{available, page_of};
 use crate::{FRAMES, clean, saved, swap_file};
 
 /// Of the slots that no word names, an eighth is kept by no frame; those that were used first are

@@ -1,9 +1,6 @@
 //! Memory that the VMM has unplugged for good: nothing of it is left on record, and all else is as
 //! it was. This process is the guest.
 
-#[allow(dead_code)]
-#[path = "../machine/mod.rs"]
-mod machine;
 mod mortal;
 mod unmapped;
 mod vmm;
@@ -16,15 +13,15 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::{Content, Ledger, Tables};
+use ebb_pager::testing::{available, page_of, serve};
 use ebb_pager::{DigestKey, Grain, NoDevices, NoDisk, NothingKnown, Pager, PagerParts};
 use ebb_store::{Protection, SwapFile};
 use ebb_sys::process::Process;
 use ebb_sys::uffd::Uffd;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
-use ebb_vm::unplugged;
+use ebb_vm::{Puncher, unplugged};
 use testkit::{require, until};
 
-use machine::{available, page_of, serve};
 use mortal::Mortal;
 use vmm::{FILES, GOES, Machine, STAYS};
 
@@ -47,7 +44,7 @@ fn pager(machine: &Machine, recovers: bool, releases: u64) -> Arc<Pager> {
     let slots = ram.first_bytes() / FRAME_BYTES;
     let file = SwapFile::open(&run.join("swap"), run, slots, Protection::Encrypted).unwrap();
     let parts = PagerParts {
-        ram: Arc::new(ram),
+        puncher: Puncher::new(ram),
         ledger,
         uffd: Uffd::from(machine.uffd.as_fd().try_clone_to_owned().unwrap()),
         grain: Grain::Frame,
@@ -111,7 +108,7 @@ fn assert_released(pager: &Pager) {
     let counters = &pager.counters();
     let counted = [&counters.saved_frames, &counters.clean_frames].map(|count| count.load(Relaxed));
     assert_eq!(counted, [slots, kept]);
-    assert_eq!(pager.ram().files()[1].file.resident_bytes().unwrap(), 0);
+    assert_eq!(pager.ram().files()[1].resident_bytes().unwrap(), 0);
 }
 
 /// Asserts that another holder of the memory keeps it until it ends: the daemon has it no more.

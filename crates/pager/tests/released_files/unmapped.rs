@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::Content;
+use ebb_pager::testing::{available, page_of, serve};
 use ebb_pager::{NothingKnown, Pager};
 use ebb_sys::process::Process;
 use ebb_sys::ram_file::RamFile;
@@ -11,7 +12,6 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use ebb_vm::unplugged;
 use testkit::require;
 
-use crate::machine::{available, page_of, serve};
 use crate::vmm::{FILES, GOES, Machine, STAYS, small_pages};
 use crate::{BLOCK, on_record, pager, take, until_all_are_back};
 

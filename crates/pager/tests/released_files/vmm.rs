@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
+use ebb_pager::testing::new_uffd;
 use ebb_store::Page;
 use ebb_sys::mapping::Mapping;
 use ebb_sys::ram_file::RamFile;
@@ -13,8 +14,6 @@ use ebb_units::{FrameRange, Gfn, Gpa, Hva};
 use ebb_vm::ram::Backing;
 use ebb_vm::{Ram, Region};
 use tempfile::TempDir;
-
-use crate::machine::new_uffd;
 
 pub const STAYS: FrameRange = FrameRange::new(Gfn(0), 512);
 /// Memory that is unplugged: one huge frame, and a part of another.
@@ -58,7 +57,7 @@ impl Machine {
         let backing = |file: &RamFile| {
             let file = RamFile::from(file.as_fd().try_clone_to_owned().unwrap());
             let mapping = small_pages(&file);
-            Backing { file, mapping }
+            Backing::new(file, mapping)
         };
         let region = |(file, frames): (usize, &FrameRange)| Region {
             gpa: frames.start.gpa(),

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use ebb_units::{FRAMES_PER_HUGE, FrameRange, HugeFrame};
 
-use super::{BREAK_AT_ONCE, FORGET_WINDOWS, Hand, LOOKS_LEAST, Memory, Piece, TURN, TURN_AT_REST};
+use super::{
+    BREAK_AT_ONCE, FORGET_WINDOWS, Hand, HandMemory, LOOKS_LEAST, Piece, TURN, TURN_AT_REST,
+};
 use crate::cost::Work;
 
 /// Time from forgetting a window to looking at it, about.
@@ -29,7 +31,7 @@ pub(super) struct Due {
 
 impl Hand {
     /// Has windows forgotten ahead, so that the next ones to look at are ripe by then.
-    pub(super) fn forget_ahead(&mut self, memory: &impl Memory, want: usize) -> io::Result<()> {
+    pub(super) fn forget_ahead(&mut self, memory: &impl HandMemory, want: usize) -> io::Result<()> {
         let now = memory.now();
         let since = self.forgot_at.map(|at| now.duration_since(at));
         if since.is_some_and(|since| since < FORGET_EVERY) {
@@ -75,7 +77,7 @@ impl Hand {
 
     /// Breaks up the least used windows among those to forget, for as much as had to be evicted of
     /// late. What of them is used is known when the hand arrives there.
-    fn break_ahead(&mut self, memory: &impl Memory, due: &[Due]) {
+    fn break_ahead(&mut self, memory: &impl HandMemory, due: &[Due]) {
         if self.is_whole(memory.now()) {
             return;
         }
@@ -97,7 +99,7 @@ impl Hand {
     /// mapped ranges, and how far ahead they reach.
     pub(super) fn due(
         &mut self,
-        memory: &impl Memory,
+        memory: &impl HandMemory,
         turn: Duration,
         goal: usize,
     ) -> io::Result<(Vec<Due>, Vec<FrameRange>, usize)> {

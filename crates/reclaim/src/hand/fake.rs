@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ebb_inspect::PageKind;
 use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn, HugeFrame};
 
-use super::{Memory, Piece};
+use super::{HandMemory, Piece};
 use crate::cost::Page;
 
 pub(super) const WINDOW: u64 = FRAMES_PER_HUGE;
@@ -70,7 +70,7 @@ impl Fake {
     }
 }
 
-impl Memory for Fake {
+impl HandMemory for Fake {
     fn now(&self) -> Instant {
         self.now.get()
     }

@@ -8,7 +8,7 @@ use ebb_units::{FrameRange, Gfn, HugeFrame};
 use crate::cost::Page;
 
 /// The memory that a hand goes around.
-pub trait Memory {
+pub trait HandMemory {
     /// The current time.
     fn now(&self) -> Instant;
 

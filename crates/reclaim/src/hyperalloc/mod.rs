@@ -33,7 +33,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 
 use ebb_pager::Latency;
-use ebb_units::{Gpa, HUGE_BYTES, HugeFrame};
+use ebb_units::{HUGE_BYTES, HugeFrame};
 use ebb_vm::Ram;
 
 pub use attach::AttachError;
@@ -44,12 +44,13 @@ pub use zone::BadZone;
 
 use zone::Zone;
 
-/// Whether a zone with its header at this place in the guest's memory can be worked on; `false`:
-/// the zone is too small. The header's frame must be resident.
+/// For fuzzing. Whether a zone with its header at this place in the guest's memory can be worked
+/// on; `false`: the zone is too small. The header's frame must be resident.
 ///
 /// # Errors
 /// [`BadZone`].
-pub fn check_header(ram: &Ram, at: Gpa) -> Result<bool, BadZone> {
+#[cfg(feature = "testing")]
+pub fn check_header(ram: &Ram, at: ebb_units::Gpa) -> Result<bool, BadZone> {
     Zone::open(ram, at).map(|zone| zone.is_some())
 }
 

@@ -253,7 +253,7 @@ mod tests {
             offset,
         };
         let regions = vec![region(0, 0), region(2 * half, half)];
-        Ram::new(regions, vec![Backing { file, mapping }]).unwrap()
+        Ram::new(regions, vec![Backing::new(file, mapping)]).unwrap()
     }
 
     fn good() -> Header {

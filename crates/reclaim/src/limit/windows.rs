@@ -11,7 +11,7 @@ use ebb_sys::uffd::HvaRange;
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn, HugeFrame};
 
 use crate::cost::Page;
-use crate::hand::{Memory, Piece};
+use crate::hand::{HandMemory, Piece};
 use crate::limit::judge::{Known, Sources, holding};
 
 /// What the VMM is made to do with its page table.
@@ -140,7 +140,7 @@ impl<'a> Windows<'a> {
     }
 }
 
-impl Memory for Windows<'_> {
+impl HandMemory for Windows<'_> {
     fn now(&self) -> Instant {
         Instant::now()
     }

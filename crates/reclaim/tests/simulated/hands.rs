@@ -5,7 +5,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use ebb_reclaim::cost::Page;
-use ebb_reclaim::hand::{Hand, Memory, Piece};
+use ebb_reclaim::hand::{Hand, HandMemory, Piece};
 use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn, HugeFrame};
 
 use crate::guest::{Chooser, Guest};
@@ -14,7 +14,7 @@ const WINDOW: usize = FRAMES_PER_HUGE as usize;
 
 struct View<'g>(RefCell<&'g mut Guest>);
 
-impl Memory for View<'_> {
+impl HandMemory for View<'_> {
     fn now(&self) -> Instant {
         self.0.borrow().now
     }

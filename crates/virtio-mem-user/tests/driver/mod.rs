@@ -5,13 +5,14 @@
 pub mod front_end;
 
 use std::fs::File;
+use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use ebb_units::Gpa;
 use ebb_virtio_mem::{FileMemory, Geometry, Named, Request};
-use ebb_virtio_mem_user::solo::Rings;
 use rustix::fs::{MemfdFlags, memfd_create};
+use testkit::virtqueue::{Queue, Rings};
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 
 pub const RAM_BYTES: u64 = 1 << 20;
@@ -31,9 +32,6 @@ pub const ACK: u8 = 0;
 pub const NACK: u8 = 1;
 pub const BUSY: u8 = 2;
 pub const ERROR: u8 = 3;
-
-/// A piece of memory in a chain: address and bytes.
-pub type Piece = (u64, u32);
 
 /// The VM's memory: RAM, and the region in a file of its own.
 pub struct Vm {
@@ -89,14 +87,29 @@ impl Vm {
 /// The driver's state.
 pub struct Driver {
     pub vm: Vm,
-    pub next: u16,
-    descriptor: u16,
+    queue: Queue,
     line: u64,
+}
+
+impl Deref for Driver {
+    type Target = Queue;
+
+    fn deref(&self) -> &Queue {
+        &self.queue
+    }
+}
+
+impl DerefMut for Driver {
+    fn deref_mut(&mut self) -> &mut Queue {
+        &mut self.queue
+    }
 }
 
 impl Driver {
     pub fn new() -> Driver {
-        Driver { vm: Vm::new(), next: 0, descriptor: 0, line: LINES }
+        let vm = Vm::new();
+        let queue = Queue::new((*vm.memory).clone(), RINGS);
+        Driver { vm, queue, line: LINES }
     }
 
     /// Makes a request available. Returns the address of its answer.
@@ -113,44 +126,6 @@ impl Driver {
         self.line = if line + LINE_BYTES >= LINES_END { LINES } else { line + LINE_BYTES };
         self.vm.put(line + ANSWER, &[0xff; 16]);
         line
-    }
-
-    /// Makes a chain available as it is. Returns its place in the used ring.
-    pub fn offer(&mut self, readable: &[Piece], writable: &[Piece]) -> u16 {
-        let head = self.descriptor;
-        let count = readable.len() + writable.len();
-        let flagged =
-            readable.iter().map(|piece| (piece, 0)).chain(writable.iter().map(|p| (p, 2)));
-        for (index, (&(gpa, bytes), flag)) in flagged.enumerate() {
-            let place = (head + index as u16) % RINGS.size;
-            let flags = flag | u128::from(index + 1 < count);
-            let next = u128::from((place + 1) % RINGS.size);
-            let word = u128::from(gpa) | u128::from(bytes) << 64 | flags << 96 | next << 112;
-            self.vm.put(RINGS.descriptors + 16 * u64::from(place), &word.to_le_bytes());
-        }
-        self.descriptor = (head + count as u16) % RINGS.size;
-        self.make_available(head)
-    }
-
-    pub fn make_available(&mut self, head: u16) -> u16 {
-        let slot = self.next;
-        let entry = RINGS.available + 4 + 2 * u64::from(slot % RINGS.size);
-        self.vm.put(entry, &head.to_le_bytes());
-        self.next = slot.wrapping_add(1);
-        self.vm.put(RINGS.available + 2, &self.next.to_le_bytes());
-        slot
-    }
-
-    /// Returns the used index.
-    pub fn used(&self) -> u16 {
-        u16::from_le_bytes(self.vm.get(RINGS.used + 2))
-    }
-
-    /// Returns what the used ring says at a place: head and bytes written.
-    pub fn used_at(&self, slot: u16) -> (u32, u32) {
-        let word =
-            u64::from_le_bytes(self.vm.get(RINGS.used + 4 + 8 * u64::from(slot % RINGS.size)));
-        (word as u32, (word >> 32) as u32)
     }
 
     /// Returns the answer at a place.

@@ -90,7 +90,7 @@ fn fails(fuse: &Fuse) -> io::Result<()> {
     if fuse.burns_down() { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(()) }
 }
 
-impl Memory for HostMemory {
+impl BlockMemory for HostMemory {
     fn plug(&mut self, frames: FrameRange, prealloc: bool) -> io::Result<()> {
         self.0.step();
         fails(&self.0.plug_fails)?;

@@ -27,7 +27,7 @@ impl Files<'_> {
         let mapping = Mapping::new(&file, 0, file.bytes()?)?;
         let mapping = if is_sealed { mapping } else { mapping.guarded()? };
         self.inodes.push(inode);
-        self.backings.push(Backing { file, mapping });
+        self.backings.push(Backing::new(file, mapping));
         Ok(Some(self.backings.len() - 1))
     }
 }

@@ -138,7 +138,7 @@ fn device_ram() -> Ram {
     let mapping = Mapping::new(&file, 0, DEVICE_BYTES).unwrap();
     let (gpa, hva) = (Gpa(4 << 30), Hva(64 << 30));
     let region = Region { gpa, bytes: DEVICE_BYTES, hva, file: 0, offset: 0 };
-    Ram::new(vec![region], vec![Backing { file, mapping }]).unwrap()
+    Ram::new(vec![region], vec![Backing::new(file, mapping)]).unwrap()
 }
 
 fn virtio_mem() -> Value {
@@ -278,7 +278,7 @@ fn devices_at_one_address_are_not_asked_for_without_end() {
         file: 0,
         offset: at << 20,
     };
-    let ram = Ram::new((0..8).map(region).collect(), vec![Backing { file, mapping }]).unwrap();
+    let ram = Ram::new((0..8).map(region).collect(), vec![Backing::new(file, mapping)]).unwrap();
     assert!(matches!(super::moved(&mut qmp, &ram), Err(LayoutError::Answer(_))));
     assert_eq!(asked.load(Relaxed), QUESTIONS_MAX);
 }

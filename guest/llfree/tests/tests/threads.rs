@@ -50,8 +50,7 @@ enum Reclaimed {
 }
 
 const MAPPED: u8 = 0;
-const PROTECTED: u8 = 1;
-const EMPTY: u8 = 2;
+const EMPTY: u8 = 1;
 
 impl Memory {
     fn new() -> Memory {
@@ -110,31 +109,18 @@ impl Memory {
     /// One transition of Fig. 2, or none.
     fn reclaim(&self, host: &Host<'_>, area: usize, soft: bool) {
         let mut reclaimed = self.reclaimed[area].lock().unwrap();
-        match *reclaimed {
-            Reclaimed::Hard => {
-                host.return_area(area).unwrap();
-                *reclaimed = Reclaimed::Soft;
+        if *reclaimed != Reclaimed::Hard {
+            if host.hard_reclaim(area).is_err() {
+                return;
             }
-            Reclaimed::Installed if soft => {
-                if host.soft_reclaim(area).is_err() {
-                    return;
-                }
-                self.mapped[area].swap(PROTECTED, AcqRel);
-                if host.is_still_free(area) {
-                    self.empty(area);
-                    *reclaimed = Reclaimed::Soft;
-                } else {
-                    host.install(area);
-                    self.mapped[area].swap(MAPPED, AcqRel);
-                }
-            }
-            _ => {
-                if host.hard_reclaim(area).is_ok() {
-                    self.empty(area);
-                    *reclaimed = Reclaimed::Hard;
-                }
+            self.empty(area);
+            *reclaimed = Reclaimed::Hard;
+            if !soft {
+                return;
             }
         }
+        host.return_area(area).unwrap();
+        *reclaimed = Reclaimed::Soft;
     }
 
     /// Everything is given back to the guest.

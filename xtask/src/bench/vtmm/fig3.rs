@@ -75,7 +75,9 @@ fn windows(rig: &Rig, accesses: f64, place: u64, count: u32) -> anyhow::Result<[
 /// half of the windows.
 fn judge(rig: &Rig, levels: &Levels, hot: HotSet) -> (f64, f64) {
     let truth = rig.hot_frames(hot);
-    let found: Vec<Gfn> = Sorted::new(levels, Weights::EVEN).hot_set(hot.count).collect();
+    let sorted = Sorted::new(levels, Weights::EVEN);
+    let hottest = sorted.hottest_first().take(hot.count as usize);
+    let found: Vec<Gfn> = hottest.map(|(gfn, _)| gfn).collect();
     let right = found.iter().filter(|gfn| truth.binary_search(gfn).is_ok()).count();
     let counted = truth.iter().filter(|gfn| windows_used(levels, **gfn) >= WINDOWS / 2).count();
     (right as f64 / found.len().max(1) as f64, counted as f64 / truth.len() as f64)

@@ -8,6 +8,4 @@ pub mod fig8;
 mod placement;
 mod rig;
 pub mod sort;
-#[path = "../../../../vmtest/guest/src/spread.rs"]
-mod spread;
 pub mod tab4;

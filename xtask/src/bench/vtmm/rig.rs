@@ -4,8 +4,8 @@ use ebb_heat::{Levels, Walk};
 use ebb_units::Gfn;
 use vmtest::tracked::Tracked;
 use vmtest::{Guest, Host, Vm};
+use vmtest_guest::spread;
 
-use super::spread;
 use crate::interrupt;
 
 /// Windows of a monitoring, as in the daemon.

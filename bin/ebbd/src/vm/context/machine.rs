@@ -6,7 +6,7 @@
 pub mod qemu;
 
 use std::io::{BufRead, BufReader};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command as Program, Stdio};
 use std::sync::atomic::AtomicU64;
@@ -67,8 +67,7 @@ pub fn with_files(count: usize) -> Option<(VmContext, Machine)> {
     }
     let uffd = uffd?;
     let home = tempfile::tempdir().expect("a directory");
-    let (ram, guest) = memory(count);
-    let first = ram.files()[0].file.as_fd().try_clone_to_owned().expect("a descriptor");
+    let (ram, guest, first) = memory(count);
     let vmm = Vmm::with(first);
     let record = record(home.path(), &vmm.process(), &ram);
     let ledger = make_pager::new_ledger(&ram, &record, home.path()).expect("a ledger");
@@ -93,17 +92,23 @@ pub fn skip(reason: &str) {
     testkit::skip::record(std::thread::current().name().unwrap_or("a test"), reason);
 }
 
-fn memory(count: usize) -> (Ram, Vec<Mapping>) {
+/// Makes files of memory in a row. Returns them as Ebb and as the guest has them mapped, and a
+/// descriptor of the first one.
+fn memory(count: usize) -> (Ram, Vec<Mapping>, OwnedFd) {
     let (mut regions, mut files, mut guest) = (Vec::new(), Vec::new(), Vec::new());
+    let mut first = None;
     for index in 0..count {
         let file = RamFile::create("machine", FILE_BYTES).expect("memory");
         let [mapping, of_guest] = [small_pages(&file), small_pages(&file)];
         let (gpa, hva) = (Gpa(index as u64 * FILE_BYTES), of_guest.address());
         regions.push(Region { gpa, bytes: FILE_BYTES, hva, file: index, offset: 0 });
-        files.push(Backing { file, mapping });
+        let descriptor = file.as_fd().try_clone_to_owned().expect("a descriptor");
+        first.get_or_insert(descriptor);
+        files.push(Backing::new(file, mapping));
         guest.push(of_guest);
     }
-    (Ram::new(regions, files).expect("regions in a row"), guest)
+    let ram = Ram::new(regions, files).expect("regions in a row");
+    (ram, guest, first.expect("one file or more"))
 }
 
 fn small_pages(file: &RamFile) -> Mapping {
@@ -116,7 +121,7 @@ fn small_pages(file: &RamFile) -> Mapping {
 fn record(home: &Path, process: &Process, ram: &Ram) -> Record {
     let text = include_str!("../../../../../fuzz/corpus/vm_json/whole");
     let record: Record = serde_json::from_str(text).expect("a record");
-    let inode = |region: &Region| ram.files()[region.file].file.identity().expect("an inode").1;
+    let inode = |region: &Region| ram.files()[region.file].identity().expect("an inode").1;
     Record {
         pid: process.pid(),
         start_ticks: process.start_ticks().expect("it runs"),

@@ -154,7 +154,7 @@ impl Unplugged {
 /// Returns the files that are not unplugged, with their inode numbers.
 fn there(ram: &Ram) -> io::Result<Vec<(usize, u64)>> {
     let all = ram.files().iter().enumerate().filter(|(file, _)| !ram.is_unplugged(*file));
-    all.map(|(file, backing)| Ok((file, backing.file.identity()?.1))).collect()
+    all.map(|(file, backing)| Ok((file, backing.identity()?.1))).collect()
 }
 
 /// Returns, for each of `count` files, the VMM's descriptors of it, if it is among `files`.
@@ -245,7 +245,7 @@ fn note_unplugged(cx: &mut VmContext, file: usize) {
     let bytes: u64 = regions().map(|region| region.bytes).sum();
     let at = regions().next().map_or(0, |region| region.gpa.0);
     // Memory that was not resident is not memory that the guest has returned.
-    let resident = ram.files()[file].file.resident_bytes().unwrap_or(0);
+    let resident = ram.files()[file].resident_bytes().unwrap_or(0);
     tracing::info!("QEMU has unplugged {} at {at:#x}: Ebb no longer manages it", Bytes(bytes));
     cx.record.note(|record| {
         for region in regions() {
@@ -259,7 +259,7 @@ fn note_unplugged(cx: &mut VmContext, file: usize) {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
+    use std::os::fd::{AsFd, OwnedFd};
 
     use ebb_sys::mapping::Mapping;
     use ebb_sys::ram_file::RamFile;
@@ -271,18 +271,19 @@ mod tests {
 
     const BYTES: u64 = 1 << 20;
 
-    /// Makes RAM of this process's own.
-    fn ram() -> Ram {
+    /// Makes RAM of this process's own, and another descriptor of its file.
+    fn ram() -> (Ram, OwnedFd) {
         let file = RamFile::create("unplugged", BYTES).unwrap();
+        let other = file.as_fd().try_clone_to_owned().unwrap();
         let mapping = Mapping::new(&file, 0, BYTES).unwrap();
         let region = Region { gpa: Gpa(0), bytes: BYTES, hva: Hva(0), file: 0, offset: 0 };
-        Ram::new(vec![region], vec![Backing { file, mapping }]).unwrap()
+        (Ram::new(vec![region], vec![Backing::new(file, mapping)]).unwrap(), other)
     }
 
     #[test]
     fn each_descriptor_that_is_closed_is_noticed() {
-        let (process, ram) = (Process::own().unwrap(), ram());
-        let again = || ram.files()[0].file.as_fd().try_clone_to_owned().unwrap();
+        let (process, (ram, other)) = (Process::own().unwrap(), ram());
+        let again = || other.try_clone().unwrap();
         let (mut first, mut last) = (Some(again()), Some(again()));
         let mut known = Unplugged::default();
         let look = |known: &mut Unplugged| {

@@ -15,6 +15,7 @@ const FREED_TOGETHER: u64 = 63;
 impl Installer {
     /// Gives a touched frame zeros: its old content is dead, or is about to be overwritten.
     pub(crate) fn install_blank(&self, gfn: Gfn, held: LockedFrame<'_>) -> io::Result<Served> {
+        debug_assert!(held.content().is_evicted(), "{gfn:?}: {:?}", held.content());
         let frame = FrameRange::new(gfn, 1);
         // Zeros until somebody writes: the same as a hole that is resident on record.
         if let Err(error) = self.frames.fill(gfn, 0) {

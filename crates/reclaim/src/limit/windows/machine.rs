@@ -13,8 +13,8 @@ use ebb_sys::process::Process;
 use ebb_sys::ram_file::RamFile;
 use ebb_sys::uffd::{HvaRange, Uffd, feature};
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, Gpa, HugeFrame, Hva};
-use ebb_vm::Region;
 use ebb_vm::ram::{Backing, Ram};
+use ebb_vm::{Puncher, Region};
 use testkit::forge;
 
 use crate::limit::judge::Sources;
@@ -76,15 +76,17 @@ impl Machine {
             region
         };
         let regions = parts.iter().map(region).collect();
-        let ram = Arc::new(Ram::new(regions, vec![Backing { file, mapping }]).unwrap());
+        let puncher = Puncher::new(Ram::new(regions, vec![Backing::new(file, mapping)]).unwrap());
         let run = tempfile::tempdir().unwrap();
-        let ledger = Ledger::create(&run.path().join("ledger"), ram.end(), Tables::AtOnce).unwrap();
+        let ledger =
+            Ledger::create(&run.path().join("ledger"), puncher.ram().end(), Tables::AtOnce)
+                .unwrap();
         let swap = run.path().join("swap");
         let store = SwapFile::open(&swap, run.path(), slots, Protection::Encrypted).unwrap();
         let (devices, disk) = (Box::new(NoDevices), Box::new(NoDisk));
         let (grain, store) = (Grain::Frame, Box::new(store));
         let digest_key = Arc::new(DigestKey::random().unwrap());
-        let parts = PagerParts { ram, ledger, uffd, grain, devices, store, disk, digest_key };
+        let parts = PagerParts { puncher, ledger, uffd, grain, devices, store, disk, digest_key };
         let pager = Pager::new(parts).unwrap().0;
         Some(Machine { pager, process: Process::own().unwrap(), guest })
     }

@@ -84,7 +84,9 @@ fn a_window_is_found_and_visited() {
     let mapping = small_pages(&file, bytes);
     let hva = ebb_units::Hva(mapping.address().0);
     let region = Region { gpa: Gpa(0), bytes, hva, file: 0, offset: 0 };
-    let ram = std::sync::Arc::new(Ram::new(vec![region], vec![Backing { file, mapping }]).unwrap());
+    let ram = Ram::new(vec![region], vec![Backing::new(file, mapping)]).unwrap();
+    let puncher = ebb_vm::Puncher::new(ram);
+    let ram = puncher.ram();
     ram.populate(FrameRange::new(Gfn(0), bytes / FRAME_BYTES)).unwrap();
     let windows = (0..bytes / HUGE).map(HugeFrame);
     for window in windows {
@@ -92,7 +94,7 @@ fn a_window_is_found_and_visited() {
         let all = FrameRange::huge(window);
         assert_eq!(ram.populated_in(all).unwrap(), [all]);
     }
-    ebb_vm::Puncher::new(std::sync::Arc::clone(&ram)).punch(FrameRange::new(Gfn(3), 2)).unwrap();
+    puncher.punch(FrameRange::new(Gfn(3), 2)).unwrap();
     let forgotten = runs(|saw| {
         ram.populated_in(FrameRange::huge(HugeFrame(0))).unwrap().into_iter().for_each(saw)
     });

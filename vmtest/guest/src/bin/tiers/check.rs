@@ -6,7 +6,6 @@ use ebb_tier::{
 };
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use rustix::pipe::{SpliceFlags, pipe, splice};
-use std::os::fd::{AsFd, OwnedFd};
 
 use crate::peer;
 use crate::rig::{FAST, Rig, SLOW};
@@ -87,13 +86,9 @@ fn move_all(rig: &mut Rig) -> anyhow::Result<u64> {
 fn a_page_in_use_waits(rig: &mut Rig) -> anyhow::Result<u64> {
     let gfn = Gfn(7);
     let (from, to) = pipe()?;
-    let file: OwnedFd = match rig.ram().files() {
-        [backing] => backing.file.as_fd().try_clone_to_owned()?,
-        _ => anyhow::bail!("one file"),
-    };
     let mut offset = gfn.gpa().0;
     let flags = SpliceFlags::empty();
-    let taken = splice(&file, Some(&mut offset), &to, None, FRAME_BYTES as usize, flags)?;
+    let taken = splice(&rig.file, Some(&mut offset), &to, None, FRAME_BYTES as usize, flags)?;
     ensure!(taken == FRAME_BYTES as usize);
     let frames = [Gfn(6), gfn, Gfn(8)];
     let outcomes = rig.node(SLOW, mover()).bring(&frames)?;
@@ -159,7 +154,7 @@ fn degree(gfn: Gfn) -> u32 {
 fn holes_hold_nothing(rig: &mut Rig) -> anyhow::Result<()> {
     let hole = FrameRange::new(Gfn(100), 3);
     let place = rig.ram().range(hole).context("a hole in RAM")?;
-    rig.ram().files()[place.file].file.punch(place.offset, hole.bytes())?;
+    rig.file.punch(place.offset, hole.bytes())?;
     let frames: Vec<Gfn> = FrameRange::new(Gfn(99), 5).frames().collect();
     let tally = bring(rig, SLOW, &frames)?;
     ensure!(tally.of(Outcome::Nothing) == 3, "{tally:?}");

@@ -5,7 +5,7 @@ use std::process::{Child, Command};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use ebb_sys::process::Process;
 use ebb_tier::{Heat, Mover, PagePlace, RateLimiter, Rules, Tier, carry_out, plan};
 use ebb_units::{Gfn, Hva};
@@ -46,7 +46,7 @@ pub fn run(bytes: u64) -> anyhow::Result<String> {
 
 /// Starts a process that exchanges pages until it is killed.
 fn start(rig: &Rig, bytes: u64) -> anyhow::Result<Child> {
-    let file = rig.target.ram.files().first().context("its file")?.file.as_fd().as_raw_fd();
+    let file = rig.file.as_fd().as_raw_fd();
     let file = format!("/proc/{}/fd/{file}", std::process::id());
     let (pid, address) = (rig.peer.pid().to_string(), rig.peer.address.0.to_string());
     let mut command = Command::new("/proc/self/exe");

@@ -10,8 +10,6 @@
 mod bench;
 mod check;
 mod killed;
-#[path = "../../pattern.rs"]
-mod pattern;
 mod peer;
 mod rig;
 

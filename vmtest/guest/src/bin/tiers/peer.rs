@@ -15,8 +15,7 @@ use anyhow::{Context, anyhow, bail, ensure};
 use ebb_sys::mapping::Mapping;
 use ebb_sys::ram_file::RamFile;
 use ebb_units::{FRAME_BYTES, Hva};
-
-use crate::pattern::{Pattern, WORDS_PER_PAGE, Wrong};
+use vmtest_guest::pattern::{Pattern, WORDS_PER_PAGE, Wrong};
 
 const PAGE: u64 = FRAME_BYTES;
 /// Distance in words between the word read in one page and that read in the next.

@@ -40,7 +40,7 @@ impl Target {
         let file = RamFile::from(file);
         let mapping = Mapping::new(&file, 0, bytes)?;
         let region = Region { gpa: Gpa(0), bytes, hva: address, file: 0, offset: 0 };
-        let ram = Arc::new(Ram::new(vec![region], vec![Backing { file, mapping }])?);
+        let ram = Arc::new(Ram::new(vec![region], vec![Backing::new(file, mapping)])?);
         Ok(Target { ram, process: Arc::new(process) })
     }
 
@@ -61,6 +61,7 @@ impl Target {
 }
 
 pub struct Rig {
+    pub file: RamFile,
     pub peer: Peer,
     pub frames: Vec<Gfn>,
     pub target: Target,
@@ -81,7 +82,7 @@ impl Rig {
         peer.ask("read")?;
         let process = Process::open(peer.pid())?;
         let target = Target::new(process, peer.address, file.as_fd().try_clone_to_owned()?, bytes)?;
-        let rig = Rig { peer, frames: target.frames(), target };
+        let rig = Rig { file, peer, frames: target.frames(), target };
         // This also puts all pages into this process's page table.
         ensure!(peer::check(rig.mapping()?, &vec![0; rig.frames.len()]) == 0, "wrong bytes");
         Ok(rig)

@@ -1,29 +1,27 @@
-//! What outlives a daemon: the VM and its disk. Also what most daemons over it are made of.
+//! For tests: a VM in this process, and what most daemons over it are made of.
 
 use std::cell::Cell;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard};
 
+use ebb_digest::DigestKey;
 use ebb_ledger::{Ledger, Tables};
-use ebb_pager::{
-    DigestKey, FaultThread, Grain, NoDevices, NoDisk, Pager, PagerParts, RefillThreads,
-};
 use ebb_store::{Page, Protection, SwapFile};
 use ebb_sys::mapping::Mapping;
 use ebb_sys::process::Process;
 use ebb_sys::ram_file::RamFile;
 use ebb_sys::uffd::{Uffd, feature};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
-use ebb_vm::Region;
 use ebb_vm::ram::{Backing, Ram};
+use ebb_vm::{Puncher, Region};
 use tempfile::TempDir;
 
-/// Number of frames that the guest uses in its only huge frame.
-pub const FRAMES: u64 = 12;
-pub const BLOCKS: u64 = 10;
+use crate::{FaultThread, Grain, NoDevices, NoDisk, Pager, PagerParts, RefillThreads};
+
+/// Bytes of a machine's RAM: one huge frame.
 const RAM_BYTES: u64 = 2 << 20;
 
 /// Returns the page that a number stands for: zeros, one byte repeated, or a pattern.
@@ -34,74 +32,73 @@ pub fn page_of(seed: u64) -> Page {
     }
 }
 
-/// A VM in this process: whatever touches `guest` is the guest.
-pub struct Machine {
-    pub ram: Arc<Ram>,
-    guest: Arc<Mapping>,
-    uffd: Uffd,
-    run: TempDir,
-    /// Number of daemons that have managed it.
-    daemons: Cell<u32>,
-    /// The grain in which its memory is given.
-    pub grain: Grain,
-}
-
 /// Whether this host lets the tests be a VMM.
+///
+/// # Errors
+/// Why it does not.
 pub fn available() -> Result<(), String> {
     new_uffd().map(drop).map_err(|error| format!("no userfaultfd: {error}"))
 }
 
+/// Makes a userfaultfd with all features that Ebb needs.
+///
+/// # Errors
+/// As userfaultfd(2) and ioctl_userfaultfd(2).
 pub fn new_uffd() -> io::Result<Uffd> {
     let uffd = Uffd::new()?;
     uffd.handshake(feature::needed())?;
     Ok(uffd)
 }
 
-fn small_pages(file: &RamFile) -> Mapping {
-    let mapping = Mapping::new(file, 0, RAM_BYTES).unwrap();
-    // A kernel without huge pages need not be told.
-    let _ = mapping.use_huge_pages(false);
-    mapping
+/// A VM in this process, with one huge frame of RAM: what outlives a daemon. Whatever touches the
+/// memory of [`Machine::guest`] is the guest.
+pub struct Machine {
+    /// The RAM, as the first daemon maps it.
+    pub ram: Arc<Ram>,
+    /// The grain in which its memory is given.
+    pub grain: Grain,
+    puncher: Cell<Option<Puncher>>,
+    guest: Guest,
+    uffd: Uffd,
+    run: TempDir,
+    /// Number of daemons that have managed it.
+    daemons: Cell<u32>,
 }
 
 impl Machine {
-    pub fn new() -> Machine {
-        let file = RamFile::create("consistency", RAM_BYTES).unwrap();
-        let guest = Arc::new(small_pages(&file));
-        let mapping = small_pages(&file);
-        let hva = guest.address();
-        let region = Region { gpa: Gpa(0), bytes: RAM_BYTES, hva, file: 0, offset: 0 };
-        let ram = Ram::new(vec![region], vec![Backing { file, mapping }]).unwrap();
-        let run = tempfile::tempdir().unwrap();
-        let (uffd, daemons) = (new_uffd().unwrap(), Cell::new(0));
-        Machine { ram: Arc::new(ram), guest, uffd, run, daemons, grain: Grain::Frame }
-    }
-
-    /// Punches frames as another process does that has the file.
-    ///
-    /// # Errors
-    /// As fallocate(2).
-    pub fn punch(ram: &Ram, frames: FrameRange) -> io::Result<()> {
-        let place = ram.range(frames).ok_or(io::ErrorKind::InvalidInput)?;
-        ram.files()[place.file].file.punch(place.offset, frames.bytes())
+    /// Makes a machine of small pages.
+    pub fn small() -> Machine {
+        let file = RamFile::create("machine", RAM_BYTES).unwrap();
+        let guest = Guest { memory: Arc::new(small_pages(&file)), file: Arc::new(file) };
+        let puncher = Puncher::new(guest.ram());
+        Machine {
+            ram: Arc::clone(puncher.ram()),
+            grain: Grain::Frame,
+            puncher: Cell::new(Some(puncher)),
+            guest,
+            uffd: new_uffd().unwrap(),
+            run: tempfile::tempdir().unwrap(),
+            daemons: Cell::new(0),
+        }
     }
 
     /// Makes a machine of this grain: with huge pages, if the grain is huge and the host gives
     /// them.
     pub fn of(grain: Grain) -> Machine {
-        let machine = Machine { grain, ..Machine::new() };
+        let machine = Machine { grain, ..Machine::small() };
         if grain == Grain::Huge {
             machine.allow_huge_pages(true);
         }
         machine
     }
 
-    /// Allows or forbids huge pages, in the VMM and in this process.
+    /// Allows or forbids huge pages, in the VMM and in the first daemon.
     pub fn allow_huge_pages(&self, yes: bool) {
         let ours = self.ram.files().iter().map(|file| &file.mapping);
-        ours.chain([&*self.guest]).for_each(|mapping| mapping.use_huge_pages(yes).unwrap());
+        ours.chain([&*self.guest.memory]).for_each(|mapping| mapping.use_huge_pages(yes).unwrap());
     }
 
+    /// The run directory of its daemons.
     pub fn run(&self) -> &Path {
         self.run.path()
     }
@@ -122,6 +119,18 @@ impl Machine {
         self.run().join("ledger")
     }
 
+    /// Returns the RAM for another daemon, which only that daemon punches. The first one gets
+    /// [`Machine::ram`]; each later one maps the file anew.
+    pub fn puncher(&self) -> Puncher {
+        self.puncher.take().unwrap_or_else(|| {
+            let ram = self.guest.ram();
+            if self.grain == Grain::Huge {
+                ram.files()[0].mapping.use_huge_pages(true).unwrap();
+            }
+            Puncher::new(ram)
+        })
+    }
+
     /// Returns the parts of a pager that manages this VM for the first time: a swap file, no
     /// devices, no disks.
     pub fn parts(&self) -> PagerParts {
@@ -138,7 +147,7 @@ impl Machine {
         let slots = self.ram.bytes() / FRAME_BYTES;
         let store = SwapFile::open(&self.swap(), self.run(), slots, Protection::Encrypted);
         PagerParts {
-            ram: Arc::clone(&self.ram),
+            puncher: self.puncher(),
             ledger,
             uffd: self.uffd(),
             grain: self.grain,
@@ -156,7 +165,7 @@ impl Machine {
 
     /// Returns the guest's processor; its touches fault.
     pub fn guest(&self) -> Guest {
-        Guest(Arc::clone(&self.guest))
+        self.guest.clone()
     }
 
     /// Writes a page into a frame as a device does, through a mapping of its own.
@@ -176,41 +185,59 @@ impl Machine {
     }
 }
 
-/// The threads that serve a pager's faults, in the order in which they end.
-pub struct Threads(FaultThread, Option<RefillThreads>);
-
-/// Serves the faults, with `refills` refill threads.
-pub fn serve(pager: &Arc<Pager>, refills: usize) -> Threads {
-    let refills = (refills > 0).then(|| RefillThreads::start(pager, refills).unwrap());
-    let vmm = Process::own().unwrap().as_fd().try_clone_to_owned().unwrap();
-    let ended = |why| panic!("the fault thread ended: {why:?}");
-    Threads(FaultThread::start(Arc::clone(pager), vmm, ended).unwrap(), refills)
+fn small_pages(file: &RamFile) -> Mapping {
+    let mapping = Mapping::new(file, 0, RAM_BYTES).unwrap();
+    // A kernel without huge pages need not be told.
+    let _ = mapping.use_huge_pages(false);
+    mapping
 }
 
-/// Makes a pager that watches all first touches of the VM.
-pub fn watching(parts: PagerParts) -> Arc<Pager> {
-    let pager = Arc::new(Pager::new(parts).unwrap().0);
-    pager.frames().watch_all().unwrap();
-    pager
+/// The guest and its VMM.
+#[derive(Clone)]
+pub struct Guest {
+    memory: Arc<Mapping>,
+    file: Arc<RamFile>,
 }
-
-pub struct Guest(Arc<Mapping>);
 
 impl Guest {
+    /// The RAM as a daemon finds it, by a descriptor and a mapping of its own.
+    fn ram(&self) -> Ram {
+        let file = RamFile::from(self.file.as_fd().try_clone_to_owned().unwrap());
+        let mapping = small_pages(&file);
+        let hva = self.memory.address();
+        let region = Region { gpa: Gpa(0), bytes: RAM_BYTES, hva, file: 0, offset: 0 };
+        Ram::new(vec![region], vec![Backing::new(file, mapping)]).unwrap()
+    }
+
+    /// The RAM file, as the VMM has it.
+    pub fn file(&self) -> &RamFile {
+        &self.file
+    }
+
+    /// Punches frames, as the VMM does for a balloon: no daemon knows.
+    ///
+    /// # Errors
+    /// As fallocate(2).
+    pub fn punch(&self, frames: FrameRange) -> io::Result<()> {
+        self.file.punch(frames.start.gpa().0, frames.bytes())
+    }
+
+    /// Writes a page.
     pub fn write(&self, gfn: Gfn, page: &Page) {
-        let words = self.0.words(gfn.gpa().0, 512).unwrap();
+        let words = self.memory.words(gfn.gpa().0, 512).unwrap();
         for (word, bytes) in words.iter().zip(page.as_chunks().0) {
             word.store(u64::from_ne_bytes(*bytes), Relaxed);
         }
     }
 
-    /// Removes all of it from the page table.
+    /// Removes all of the memory from the page table.
     pub fn forget(&self) {
-        self.0.forget(0, RAM_BYTES).unwrap();
+        self.memory.forget(0, RAM_BYTES).unwrap();
     }
 
+    /// Reads a page.
     pub fn read(&self, gfn: Gfn) -> Page {
-        let words = self.0.words(gfn.gpa().0, 512).unwrap();
+        let words = self.memory.words(gfn.gpa().0, 512).unwrap();
         let mut page = [0; FRAME_BYTES as usize];
         for (word, bytes) in words.iter().zip(page.as_chunks_mut().0) {
             *bytes = word.load(Relaxed).to_ne_bytes();
@@ -219,15 +246,24 @@ impl Guest {
     }
 }
 
-/// A disk that loses nothing: a block is on it as a whole or not at all.
-pub struct FakeDisk(Mutex<Vec<Page>>);
+/// The threads that serve a pager's faults, in the order in which they end.
+pub struct Threads {
+    _faults: FaultThread,
+    _refills: Option<RefillThreads>,
+}
 
-impl FakeDisk {
-    pub fn new() -> FakeDisk {
-        FakeDisk(Mutex::new(vec![page_of(0); BLOCKS as usize]))
-    }
+/// Serves the faults, with `refills` refill threads.
+pub fn serve(pager: &Arc<Pager>, refills: usize) -> Threads {
+    let _refills = (refills > 0).then(|| RefillThreads::start(pager, refills).unwrap());
+    let vmm = Process::own().unwrap().as_fd().try_clone_to_owned().unwrap();
+    let ended = |why| panic!("the fault thread ended: {why:?}");
+    let _faults = FaultThread::start(Arc::clone(pager), vmm, ended).unwrap();
+    Threads { _faults, _refills }
+}
 
-    pub fn blocks(&self) -> MutexGuard<'_, Vec<Page>> {
-        self.0.lock().unwrap()
-    }
+/// Makes a pager that watches all first touches of the VM.
+pub fn watching(parts: PagerParts) -> Arc<Pager> {
+    let pager = Arc::new(Pager::new(parts).unwrap().0);
+    pager.frames().watch_all().unwrap();
+    pager
 }
