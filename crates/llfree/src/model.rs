@@ -97,8 +97,9 @@ fn with_an_area_taken_whole() {
 
 #[test]
 fn with_an_area_without_memory() {
-    use Step::{GetAt, HardReclaim, Put, SoftReclaim};
+    use Step::{GetAt, HardReclaim, Put, Recover, SoftReclaim};
     let more = [
+        Recover,
         GetAt(WHOLE_FRAME, 9),
         GetAt(WHOLE_FRAME + 9, 0),
         GetAt(WHOLE_FRAME + 72, 3),
@@ -165,11 +166,12 @@ fn overlapping_puts() {
 /// get, touch and put its frames.
 #[test]
 fn the_host_between_two_guests() {
-    use Step::{Get, GetAt, HardReclaim, Put, Return, SoftReclaim};
+    use Step::{Get, GetAt, HardReclaim, Put, Recover, Return, SoftReclaim};
     for start in [Start::Free, Start::Soft] {
         all_at_once(start, &[SoftReclaim, GetAt(WHOLE_FRAME, 9), GetAt(WHOLE_FRAME + 1, 0)], 2);
         all_at_once(start, &[SoftReclaim, Get(9), HardReclaim], 1);
     }
+    all_at_once(Start::Soft, &[Recover, GetAt(WHOLE_FRAME, 9), GetAt(WHOLE_FRAME + 1, 0)], 2);
     all_at_once(Start::Taken, &[SoftReclaim, Put(WHOLE_FRAME, 9), GetAt(WHOLE_FRAME, 9)], 2);
     all_at_once(Start::Taken, &[Put(WHOLE_FRAME, 0), Put(WHOLE_FRAME + 1, 0), Get(9)], 1);
     all_at_once(Start::Hard, &[Return, Get(9), HardReclaim], 1);

@@ -134,6 +134,8 @@ impl Devices {
     fn ask(&mut self, cx: &mut VmContext, all: bool) {
         let before = cx.reaching.all();
         let gate = OpenGate::for_all(cx.pager.room());
+        // Also when the gate is closed again: until the next turn of the limit nobody makes room.
+        cx.pager.room().lift();
         let end = reach::end_of_look();
         let answer = if all { self.ask_all(cx, end) } else { self.ask_migration(cx, end) };
         drop(gate);

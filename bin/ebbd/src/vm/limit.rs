@@ -99,7 +99,8 @@ impl Limit {
     /// kept in memory count no more. What was seen of uses stays: it is about frames, and new uses
     /// take its place as the hand comes around.
     pub fn on_reset(&mut self) {
-        (self.demand, self.stuck) = (Demand::default(), None);
+        self.demand.on_reset();
+        self.stuck = None;
         self.limiter.iter_mut().for_each(Limiter::end_search);
     }
 

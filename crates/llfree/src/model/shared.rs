@@ -48,6 +48,8 @@ pub(super) enum Step {
     Drain,
     HardReclaim,
     SoftReclaim,
+    /// What a restarted host does with an area that has no memory.
+    Recover,
     Return,
 }
 
@@ -161,6 +163,10 @@ impl Shared {
                 self.soft_reclaim();
                 Done::Nothing
             }
+            Step::Recover => {
+                self.recover();
+                Done::Nothing
+            }
             Step::Return => {
                 let mut reclaimed = self.reclaimed.lock().unwrap();
                 if *reclaimed == Reclaimed::Hard {
@@ -187,6 +193,16 @@ impl Shared {
             self.memory.swap(EMPTY, AcqRel);
             self.host().return_area(WHOLE).unwrap();
             *reclaimed = Reclaimed::Soft;
+        }
+    }
+
+    /// Sets E if the area is free, else gives it memory.
+    fn recover(&self) {
+        let mut reclaimed = self.reclaimed.lock().unwrap();
+        if *reclaimed == Reclaimed::Soft && self.host().soft_reclaim(WHOLE).is_err() {
+            self.memory.swap(MAPPED, AcqRel);
+            self.host().install(WHOLE);
+            *reclaimed = Reclaimed::Installed;
         }
     }
 

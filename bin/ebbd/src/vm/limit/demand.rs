@@ -70,6 +70,12 @@ impl Shortage {
 }
 
 impl Demand {
+    /// Handles a guest whose kernel is gone, with all that it asked for. Monitorings stay as far
+    /// apart.
+    pub fn on_reset(&mut self) {
+        *self = Demand { asked: self.asked, ..Demand::default() };
+    }
+
     /// Looks at the refills. `held_bytes`: what the VM has now. `monitored`: when the last
     /// monitoring began that has ended. Returns the bytes that the VM asks for; `None`: it is not
     /// short, or the monitoring tells better.
@@ -172,6 +178,20 @@ mod tests {
         assert_eq!(at(18, Some(3)), None);
         // The next shortage counts anew.
         assert!(at(40, Some(3)).is_some());
+    }
+
+    #[test]
+    fn a_guest_that_resets_itself_is_not_monitored_more_often() {
+        let (mut demand, start) = (Demand::default(), Instant::now());
+        let mut wants_after = |second: u64| {
+            demand.on_reset();
+            demand.look(after(start, second), touched(0), 60 * MIB, None);
+            demand.look(after(start, second + 1), touched(9999), 60 * MIB, None);
+            demand.wants_monitoring(after(start, second + 1), None)
+        };
+        assert!(wants_after(0));
+        assert!(!wants_after(5));
+        assert!(wants_after(2 * MONITOR_EVERY.as_secs()));
     }
 
     #[test]

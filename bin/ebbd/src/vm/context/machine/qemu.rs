@@ -68,7 +68,7 @@ impl Qemu {
 
     /// Says that its only processor runs in these page tables.
     pub fn runs(&self, root: Gpa) {
-        let registers = format!("CPU#0\nRIP=1000 HLT=0\nCR0=80050033 CR3={:x}\n", root.0);
+        let registers = format!("CPU#0\nRIP=1000 HLT=0\nCR0=80050033 CR3={:x} CR4=6f0\n", root.0);
         self.answers("info registers -a", json!(registers));
     }
 
