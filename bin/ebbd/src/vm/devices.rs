@@ -74,16 +74,13 @@ impl Default for Devices {
 }
 
 /// Devices that leave less memory to reclaim or evict than before: what they may ask for must come
-/// back. As long as this lives, no fault waits for room.
+/// back. No fault waits for room until the next turn of the limit.
 pub struct Narrowed {
     /// What the devices leave.
     pub reach: Reach,
     /// The device that leaves least.
     device: MemoryUser,
     began: Instant,
-    /// Else what comes back would wait for what is evicted, and QEMU for a vCPU that waits for
-    /// room.
-    _gate: OpenGate,
 }
 
 impl Devices {
@@ -134,8 +131,6 @@ impl Devices {
     fn ask(&mut self, cx: &mut VmContext, all: bool) {
         let before = cx.reaching.all();
         let gate = OpenGate::for_all(cx.pager.room());
-        // Also when the gate is closed again: until the next turn of the limit nobody makes room.
-        cx.pager.room().lift();
         let end = reach::end_of_look();
         let answer = if all { self.ask_all(cx, end) } else { self.ask_migration(cx, end) };
         drop(gate);
@@ -200,12 +195,14 @@ impl Devices {
         let all = cx.reaching.all();
         let device = reach::narrowest(&all)?.clone();
         let began = Instant::now();
-        let gate = OpenGate::for_all(cx.pager.room());
+        // Else what comes back would wait for what is evicted, and QEMU for a vCPU that waits for
+        // room.
+        cx.pager.room().lift();
         match device.kind {
             DeviceKind::SharedMigration => cancel_migration(cx),
             _ => pause_guest(cx),
         }
-        Some(Narrowed { reach, device, began, _gate: gate })
+        Some(Narrowed { reach, device, began })
     }
 
     /// Notes whether all memory came back that devices may ask for: its bytes, or the error.

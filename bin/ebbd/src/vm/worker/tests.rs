@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ebb_api::{LimitRequest, ReclaimRequest, ResizeRequest};
 use ebb_sys::uffd::Uffd;
-use ebb_units::{FrameRange, Gfn};
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn, HUGE_BYTES};
 
 use super::*;
 use crate::model::record::{Record, SizeRecord};
@@ -159,11 +159,17 @@ fn for_a_device_that_came_memory_is_back_before_the_guest_goes_on() {
         let ledger = worker.cx.pager.ledger();
         frames.frames().filter(|gfn| ledger.content(*gfn).is_evicted()).count()
     };
+    let room = Arc::clone(worker.cx.pager.room());
+    room.set_marks(FRAME_BYTES, HUGE_BYTES);
+    room.halt_above(HUGE_BYTES);
     worker.look_at_devices();
     assert_eq!((evicted(&worker), qemu.told().len()), (8, 0));
+    assert_eq!((room.marks(), room.halts_above()), ((FRAME_BYTES, HUGE_BYTES), HUGE_BYTES));
     qemu.plugs("vfio-pci");
     worker.look_at_devices();
     assert_eq!(evicted(&worker), 0);
+    // From now on nobody makes room.
+    assert_eq!((room.marks(), room.halts_above()), ((u64::MAX, u64::MAX), u64::MAX));
     assert_eq!(qemu.told(), ["stop", "cont"]);
     assert!(!worker.cx.record.begin && worker.devices.why_stopped().is_none());
 }
