@@ -130,7 +130,7 @@ impl Devices {
 
     fn ask(&mut self, cx: &mut VmContext, all: bool) {
         let before = cx.reaching.all();
-        let gate = OpenGate::for_all(cx.pager.room());
+        let gate = OpenGate::for_touches(cx.pager.room());
         let end = reach::end_of_look();
         let answer = if all { self.ask_all(cx, end) } else { self.ask_migration(cx, end) };
         drop(gate);

@@ -29,7 +29,7 @@ use self::step::{HeatOf, evict_step};
 use self::store_failure::{Attempt, StoreFailure, explain_saving, explain_to};
 use super::context::VmContext;
 use super::context::liveness::End;
-use crate::model::api_error::{Answer, failed};
+use crate::model::api_error::{Answer, ApiError, failed};
 use crate::support::open_files::OpenFiles;
 
 pub use self::conditions::may_evict;
@@ -122,23 +122,29 @@ impl Limit {
             return Turn::Wait;
         };
         if let Err(why) = self.make_limiter(cx) {
-            self.stuck = Some(why.to_string());
-            cx.pager.room().lift();
-            return Turn::Wait;
+            return self.give_way(cx, &why);
         }
-        let may = may_evict(cx);
-        if let Err(why) = may.and_then(|()| may_tell_in_flight(cx, open).map(drop)) {
-            // Nobody may wait for room that is not looked for.
-            self.stuck = Some(why.to_string());
-            self.note_failure(cx, None);
-            cx.pager.room().lift();
-            return Turn::Wait;
+        if let Err(why) = may_evict(cx) {
+            return self.give_way(cx, &why);
+        }
+        if let Err(why) = may_tell_in_flight(cx, open) {
+            // The guest may tell once it is known: the next tick looks for it, unless touches wait.
+            let may_tell_soon = cx.guest.is_due() && !cx.waits();
+            return if may_tell_soon { Turn::Wait } else { self.give_way(cx, &why) };
         }
         if self.failure.as_ref().is_some_and(StoreFailure::is_paused) {
             halt(cx, marks);
             return Turn::Wait;
         }
         Turn::Go(marks)
+    }
+
+    /// Has no fault wait, for the reason `why`: nobody may wait for room that is not looked for.
+    fn give_way(&mut self, cx: &mut VmContext, why: &ApiError) -> Turn {
+        self.stuck = Some(why.to_string());
+        self.note_failure(cx, None);
+        cx.pager.room().lift();
+        Turn::Wait
     }
 
     /// Whether the guest is to be asked before the next step. `None`: no. `Some(false)`: its kernel
@@ -336,8 +342,8 @@ impl Limit {
     }
 }
 
-/// Has faults wait a little above the high mark of the limit on record. A recovered VM grows until
-/// its limit is kept, and keeping it needs some answers of QEMU first.
+/// Has faults wait a little above the high mark of the limit on record. To be called before the
+/// faults of a recovered VM are served: keeping its limit needs some answers of QEMU first.
 pub fn slow_faults(cx: &VmContext) {
     let Some(marks) = cx.marks() else { return };
     let (tell, wait) = marks.pressure();
@@ -354,7 +360,7 @@ fn compressed_bytes(cx: &VmContext) -> u64 {
 }
 
 /// Whether the VM takes more than the limit, or one of its marks, allows.
-fn is_above(cx: &VmContext, mark: impl FnOnce(Marks) -> u64) -> bool {
+pub fn is_above(cx: &VmContext, mark: impl FnOnce(Marks) -> u64) -> bool {
     let taken = cx.pager.residency().taken_bytes();
     cx.marks().zip(taken.ok()).is_some_and(|(marks, taken)| taken > mark(marks))
 }

@@ -12,6 +12,7 @@ use ebb_units::FRAME_BYTES;
 use super::context::VmContext;
 use super::context::mailbox::Command;
 use super::context::service::FaultService;
+use super::limit;
 use super::publisher::Publisher;
 use super::worker::{Outcome, Worker};
 use crate::system::calibration::Calibrated;
@@ -47,6 +48,7 @@ impl Ready {
     ) -> Result<Ready, (io::Error, Box<VmContext>)> {
         let mailbox = cx.mailbox.clone();
         cx.pager.on_panic(move |why| mailbox.put(Command::Panicked(why)));
+        limit::slow_faults(&cx);
         let vmm = cx.process.as_fd().try_clone_to_owned();
         match vmm.and_then(|vmm| FaultService::start(&cx.pager, vmm, &cx.mailbox)) {
             Ok(service) => cx.service = Some(service),
@@ -83,5 +85,21 @@ impl Ready {
     pub fn run(self, calibrated: Arc<Calibrated>, publisher: Publisher) -> Outcome {
         let Ready { cx, commands } = self;
         Worker::new(cx, calibrated, publisher).run(&commands)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vm::context::machine;
+
+    /// The touches that waited for this process all go on at once.
+    #[test]
+    fn a_limit_has_its_marks_before_the_first_fault_is_served() {
+        let Some((mut cx, machine)) = machine::context() else { return };
+        cx.record.note(|record| record.limit_bytes = Some(60 << 20));
+        let Ok(ready) = Ready::new((cx, machine.commands)) else { panic!("threads can be made") };
+        let marks = ready.cx.marks().expect("it has a limit");
+        assert_eq!(ready.cx.pager.room().marks(), marks.pressure());
     }
 }

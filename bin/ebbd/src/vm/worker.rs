@@ -20,7 +20,7 @@ use super::context::VmContext;
 use super::context::mailbox::Command;
 use super::devices::Devices;
 use super::hyperalloc::SharedAllocator;
-use super::limit::{self, Limit};
+use super::limit::Limit;
 use super::publisher::Publisher;
 use super::reclaim::Reclaim;
 use super::resize::Resize;
@@ -95,7 +95,6 @@ impl Worker {
 
     /// Runs until the VM is not managed any more.
     pub(super) fn run(mut self, commands: &Receiver<Command>) -> Outcome {
-        limit::slow_faults(&self.cx);
         self.publish();
         self.look_at_devices();
         self.begin();

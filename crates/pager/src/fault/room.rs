@@ -233,9 +233,11 @@ impl LimitRoom {
     }
 }
 
-/// While this value lives, faults of a VM do not wait for room. Who asks the VMM something opens it
-/// first: the VMM may wait for the vCPU whose fault waits. What is set meanwhile holds once the
+/// While this value lives, faults of a VM do not wait for room. What is set meanwhile holds once the
 /// last gate is closed.
+///
+/// Who asks the VMM something opens a gate for first touches: the VMM may wait for the vCPU that
+/// waits in one. Faults that wait a little need no gate for that: see [`LimitRoom::evictor_waits`].
 pub struct OpenGate {
     room: Arc<LimitRoom>,
     for_faults: bool,
@@ -251,11 +253,6 @@ impl OpenGate {
     /// Opens a gate for first touches that wait until there is room.
     pub fn for_touches(room: &Arc<LimitRoom>) -> OpenGate {
         OpenGate::new(room, false, true)
-    }
-
-    /// Opens a gate for both.
-    pub fn for_all(room: &Arc<LimitRoom>) -> OpenGate {
-        OpenGate::new(room, true, true)
     }
 
     fn new(room: &Arc<LimitRoom>, for_faults: bool, for_touches: bool) -> OpenGate {

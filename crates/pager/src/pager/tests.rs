@@ -13,6 +13,7 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
 use testkit::{require, until};
 
 use super::*;
+use crate::fault::read_ahead::ReadAhead;
 use crate::fault::sentry::Sentry;
 use crate::frames::words::Served;
 use crate::testing::{Machine, available, page_of, serve, watching};
@@ -107,13 +108,16 @@ fn nobody_waits_for_room_while_a_gate_is_open() {
     let pager = watching(machine.parts());
     let room = pager.room();
     let waits = || (room.is_over_limit(), room.may_halt());
-    let (first, second) = (OpenGate::for_all(room), OpenGate::for_faults(room));
+    let (first, second) = (OpenGate::for_touches(room), OpenGate::for_faults(room));
     room.set_marks(0, 0);
     room.halt_above(0);
     assert_eq!(waits(), (false, false));
+    let third = OpenGate::for_faults(room);
     drop(first);
     assert_eq!(waits(), (false, true));
     drop(second);
+    assert_eq!(waits(), (false, true), "one is open");
+    drop(third);
     assert_eq!(waits(), (true, true));
     let for_touches = OpenGate::for_touches(room);
     assert_eq!(waits(), (true, false));
@@ -150,6 +154,26 @@ fn no_more_comes_at_once_than_there_is_room_for() {
     assert_eq!(comes(64), 4);
     // Not even the pages before it come.
     assert_eq!(comes(133), 1);
+}
+
+/// The guest goes on behind frames that read as zero, without room left.
+#[test]
+fn without_room_a_touch_gets_one_frame_of_zeros() {
+    require!(available());
+    let machine = Machine::small();
+    let pager = watching(machine.parts());
+    pager.room().set_marks(u64::MAX - 1, u64::MAX - 1);
+    let mut ahead = ReadAhead::default();
+    let mut comes = || {
+        let before = pager.residency().taken_bytes().unwrap();
+        let gfn = (0..).map(Gfn).find(|gfn| pager.ram().is_hole(FrameRange::new(*gfn, 1)).unwrap());
+        let served = pager.installer().install_ahead(gfn.unwrap(), Content::Resident, &mut ahead);
+        assert!(matches!(served.unwrap(), Served::Done));
+        (pager.residency().taken_bytes().unwrap() - before) / FRAME_BYTES
+    };
+    assert!((0..4).map(|_| comes()).max() > Some(1));
+    pager.room().set_marks(0, 0);
+    assert!((0..4).all(|_| comes() == 1));
 }
 
 /// A thread tries again and again to lock a huge frame of which one frame is locked. Each time it

@@ -172,16 +172,44 @@ fn beside_direct_io_a_known_guest_tells_what_is_in_flight() {
     let Some((mut cx, machine)) = limited(None) else { return };
     let in_flight = |cx: &VmContext| may_tell_in_flight(cx, &mut OpenFiles::default());
     assert!(in_flight(&cx).expect("nothing pins its memory").is_none());
-    // The build directory, because not every file system has O_DIRECT.
-    let disk = tempfile::NamedTempFile::new_in(target::target_directory()).expect("a file");
-    let direct = File::options().read(true).custom_flags(libc::O_DIRECT).open(disk.path());
-    let Ok(direct) = direct else { return machine::skip("no O_DIRECT") };
-    let vmm = Vmm::with(direct);
+    let Some(vmm) = with_direct_io() else { return };
     cx.process = vmm.process();
     let why = in_flight(&cx).expect_err("nobody tells").to_string();
     assert!(why.contains("O_DIRECT") && why.contains("the guest is not trusted"), "{why}");
     let _qemu = machine.boot_trusted(&mut cx);
     assert!(in_flight(&cx).expect("the guest tells").is_some_and(|why| why.contains("O_DIRECT")));
+}
+
+/// Until the guest was looked for, nobody knows that nothing may be evicted.
+#[test]
+fn beside_direct_io_faults_wait_until_the_guest_was_looked_for() {
+    let Some((mut cx, _machine)) = limited(Some(LIMIT)) else { return };
+    let Some(vmm) = with_direct_io() else { return };
+    cx.process = vmm.process();
+    slow_faults(&cx);
+    let (mut limit, marks) = (Limit::default(), cx.marks().expect("it has a limit"));
+    limit.apply(&mut cx);
+    assert_eq!(begin_turn(&mut limit, &mut cx), Turn::Wait);
+    assert_eq!(cx.pager.room().marks(), marks.pressure());
+    // While touches wait for room, nobody looks for the guest.
+    cx.no_room = Some("the swap file is full".into());
+    assert_eq!(begin_turn(&mut limit, &mut cx), Turn::Wait);
+    assert_eq!((cx.waits(), cx.pager.room().marks()), (false, NO_MARKS));
+    slow_faults(&cx);
+    assert!(!cx.guest.confirm(&cx.pager, None, false));
+    assert_eq!(begin_turn(&mut limit, &mut cx), Turn::Wait);
+    assert_eq!(cx.pager.room().marks(), NO_MARKS);
+}
+
+/// A process with a file open that is not cached.
+fn with_direct_io() -> Option<Vmm> {
+    // The build directory, because not every file system has O_DIRECT.
+    let disk = tempfile::NamedTempFile::new_in(target::target_directory()).expect("a file");
+    let direct = File::options().read(true).custom_flags(libc::O_DIRECT).open(disk.path());
+    if direct.is_err() {
+        machine::skip("no O_DIRECT");
+    }
+    direct.ok().map(Vmm::with)
 }
 
 #[test]

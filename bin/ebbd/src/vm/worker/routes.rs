@@ -12,6 +12,14 @@ use crate::vm::hyperalloc::Wants;
 impl Worker {
     /// Whether the guest is trusted and its kernel runs now. Inspects the guest if need be.
     pub(super) fn confirm(&mut self) -> bool {
+        // A search takes long, and only refill threads have faults wait for room meanwhile.
+        let searches = self.cx.guest.guest().is_err();
+        if searches
+            && self.cx.marks().is_some()
+            && let Err(error) = self.cx.expect_refills()
+        {
+            tracing::error!("the refill threads: {error}");
+        }
         let runs = self.trust.look(&mut self.cx);
         if self.trust.has_lost_its_kernel(&self.cx) {
             self.lose_kernel();

@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use ebb_api::{EvictReport, ReclaimReport};
-use ebb_pager::OpenGate;
 use ebb_units::Gfn;
 
 use super::Worker;
@@ -122,11 +121,11 @@ impl Worker {
     }
 
     /// Confirms that the guest's kernel is the one that runs, so that its word counts. Under
-    /// pressure it also reclaims what that kernel says is free.
+    /// pressure it also reclaims what that kernel says is free. An unknown kernel is looked for only
+    /// below the high mark: that takes long, and faults wait meanwhile. A tick looks in any case.
     fn ask_guest(&mut self, is_pressed: bool) {
-        // QEMU may wait for the vCPU whose fault waits for room.
-        let _gate = OpenGate::for_faults(self.cx.pager.room());
-        if self.cx.guest.guest().is_ok() || self.cx.guest.is_due() {
+        let may_search = || !limit::is_above(&self.cx, |marks| marks.high_bytes);
+        if self.cx.guest.guest().is_ok() || (self.cx.guest.is_due() && may_search()) {
             self.confirm();
         }
         if is_pressed {

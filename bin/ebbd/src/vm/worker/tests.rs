@@ -2,10 +2,15 @@
 
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc;
+use std::thread;
 
 use ebb_api::{LimitRequest, ReclaimRequest, ResizeRequest};
+use ebb_reclaim::limit::marks::Marks;
 use ebb_sys::uffd::Uffd;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, HUGE_BYTES};
+use testkit::forge;
 
 use super::*;
 use crate::model::record::{Record, SizeRecord};
@@ -13,10 +18,13 @@ use crate::model::share::Share;
 use crate::vm::context::liveness::End;
 use crate::vm::context::machine::qemu::Qemu;
 use crate::vm::context::machine::{self, FILE_BYTES, Machine, Vmm};
+use crate::vm::limit;
 
 const MIB: u64 = 1 << 20;
 /// A limit, and a size, that a VM of 64 MiB can have.
 const LESS: u64 = 60 * MIB;
+/// Touches of a guest, each of which waits 0.1 s for room.
+const TOUCHES: u64 = 300;
 
 fn worker(cx: VmContext) -> Worker {
     let calibrated = Calibrated::at(cx.record.directory());
@@ -172,6 +180,84 @@ fn for_a_device_that_came_memory_is_back_before_the_guest_goes_on() {
     assert_eq!((room.marks(), room.halts_above()), ((u64::MAX, u64::MAX), u64::MAX));
     assert_eq!(qemu.told(), ["stop", "cont"]);
     assert!(!worker.cx.record.begin && worker.devices.why_stopped().is_none());
+}
+
+/// A VM with a limit on record, which takes so much. Nobody has inspected its guest.
+fn over_limit(taken_bytes: u64) -> Option<(Worker, Machine, Qemu, Marks)> {
+    let (mut cx, machine) = machine::context()?;
+    let qemu = machine.boot(&mut cx);
+    cx.record.note(|record| record.limit_bytes = Some(LESS));
+    machine.touch(FrameRange::new(Gfn(0), taken_bytes / FRAME_BYTES));
+    cx.begin_to_evict().expect("it is watched");
+    limit::slow_faults(&cx);
+    let marks = cx.marks().expect("it has a limit");
+    let mut worker = worker(cx);
+    worker.look_at_devices();
+    Some((worker, machine, qemu, marks))
+}
+
+fn looks_for_the_guest(asked: &[String]) -> bool {
+    asked.iter().any(|asked| asked == "info registers -a")
+}
+
+/// A search of a large VM's memory takes seconds.
+#[test]
+fn faults_wait_for_room_while_the_guest_is_looked_for() {
+    let high_bytes = Marks::new(LESS, None, None).high_bytes;
+    let Some((mut worker, _machine, qemu, marks)) = over_limit(high_bytes - MIB / 2) else {
+        return;
+    };
+    worker.apply_limit();
+    assert!(looks_for_the_guest(&qemu.asked()) && worker.cx.guest.guest().is_ok());
+    let saw = qemu.saw_marks();
+    assert!(saw.iter().all(|saw| *saw == marks.pressure()), "{saw:?}");
+}
+
+#[test]
+fn above_the_high_mark_room_is_made_before_the_guest_is_looked_for() {
+    let Some((mut worker, _machine, qemu, marks)) = over_limit(FILE_BYTES) else { return };
+    worker.apply_limit();
+    assert!(!looks_for_the_guest(&qemu.asked()) && worker.limit.evicted().frames() > 0);
+    assert!(matches!(worker.tick(), Next::Go));
+    assert!(looks_for_the_guest(&qemu.asked()) && worker.cx.guest.guest().is_ok());
+    let saw = qemu.saw_marks();
+    assert!(saw.iter().all(|saw| *saw == marks.pressure()), "{saw:?}");
+}
+
+/// QEMU waits for a processor that touches memory without room. Each touch waits 0.1 s while QEMU
+/// answers, so all of them take longer than anybody waits for an answer.
+#[test]
+fn a_question_that_waits_for_waiting_faults_is_answered() {
+    let Some((mut cx, machine)) = machine::context() else { return };
+    let qemu = machine.boot(&mut cx);
+    cx.begin_to_evict().expect("it is watched");
+    cx.serve_again();
+    cx.expect_refills().expect("threads");
+    cx.pager.room().set_marks(0, 0);
+    let mut worker = worker(cx);
+    let asks: [fn(&mut Worker) -> bool; 2] = [Worker::confirm, |worker| {
+        worker.look_at_devices();
+        worker.cx.reaching.is_complete
+    }];
+    for (first, ask) in (forge::FIRST_SPARE.0..).step_by(2 * TOUCHES as usize).zip(asks) {
+        let ((begin, begins), (end, ends)) = (mpsc::channel(), mpsc::channel());
+        qemu.waits_for(move || {
+            begin.send(()).expect("a guest");
+            ends.recv().expect("the guest goes on");
+        });
+        let words = machine.words(Gfn(0).gpa(), (FILE_BYTES / 8) as usize);
+        let answered = thread::scope(|scope| {
+            scope.spawn(move || {
+                begins.recv().expect("a question");
+                for gfn in (first..first + 2 * TOUCHES).step_by(2).map(Gfn) {
+                    words[(gfn.gpa().0 / 8) as usize].store(1, Relaxed);
+                }
+                end.send(()).expect("QEMU");
+            });
+            ask(&mut worker)
+        });
+        assert!(answered);
+    }
 }
 
 #[test]

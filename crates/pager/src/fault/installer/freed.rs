@@ -11,6 +11,8 @@ use crate::frames::words::Served;
 /// Most pages that Linux frees together: it frees pages to its per-processor lists, and from there
 /// in batches of at most this size (`pcp->batch`).
 const FREED_TOGETHER: u64 = 63;
+/// Most pages that come for a touch of one of them.
+const AROUND_MOST: usize = 1 + 2 * FREED_TOGETHER as usize;
 
 impl Installer {
     /// Gives a touched frame zeros: its old content is dead, or is about to be overwritten.
@@ -30,14 +32,16 @@ impl Installer {
 
     /// Gives memory to a frame that was just made empty because the guest had freed it, and to the
     /// frames around it of which the same holds: Linux hands out together what it freed together,
-    /// and often from the last to the first. `false`: the frame has no memory yet.
+    /// and often from the last to the first. No more come than there is room for. `false`: the frame
+    /// has no memory yet.
     pub(crate) fn install_freed(&self, gfn: Gfn) -> io::Result<bool> {
-        let behind = (self.frames.frames_to_border(gfn) - 1).min(FREED_TOGETHER);
-        let before = (gfn.index_in_huge() as u64).min(FREED_TOGETHER);
+        let share = self.room.coming().share(AROUND_MOST, || self.room.room());
+        let others = share.frames() as u64 - 1;
         let is_freed = |gfn: &Gfn| self.residency.drop_if_dead(*gfn);
-        let behind = (1..=behind).map(|by| Gfn(gfn.0 + by)).take_while(is_freed).count();
-        let before = (1..=before).map(|by| Gfn(gfn.0 - by)).take_while(is_freed).count();
-        let first = Gfn(gfn.0 - before as u64);
-        self.install_run(FrameRange::new(first, (before + 1 + behind) as u64))
+        let behind = (self.frames.frames_to_border(gfn) - 1).min(FREED_TOGETHER).min(others);
+        let behind = (1..=behind).map(|by| Gfn(gfn.0 + by)).take_while(is_freed).count() as u64;
+        let before = (gfn.index_in_huge() as u64).min(FREED_TOGETHER).min(others - behind);
+        let before = (1..=before).map(|by| Gfn(gfn.0 - by)).take_while(is_freed).count() as u64;
+        self.install_run(FrameRange::new(Gfn(gfn.0 - before), before + 1 + behind))
     }
 }

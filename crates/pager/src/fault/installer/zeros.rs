@@ -11,9 +11,8 @@ use crate::fault::installer::Installer;
 use crate::fault::read_ahead::ReadAhead;
 use crate::frames::words::Served;
 
-/// Most frames to give memory at once: as many as fit between the high mark and the smallest limit,
-/// since nobody asks for room for them.
-const ZEROS_MAX: u64 = 256;
+/// Most frames to give memory at once: as many as fit between the high mark and the smallest limit.
+const ZEROS_MAX: usize = 256;
 
 impl Installer {
     /// Gives a frame that reads as zero its memory, and also the frames behind it that read as
@@ -23,11 +22,13 @@ impl Installer {
     /// meanwhile may have been written and saved since, and must not read as zero again.
     pub(crate) fn install_zeros(&self, gfn: Gfn, ahead: &mut ReadAhead) -> io::Result<Served> {
         let window = match self.room.has_limit() {
-            true => (ahead.window(gfn.0).pages as u64).min(ZEROS_MAX),
+            true => ahead.window(gfn.0).pages.min(ZEROS_MAX),
             // Without a limit nobody empties a frame again by itself, so an empty frame comes back
             // only when it is touched.
             false => 1,
         };
+        let share = self.room.coming().share(window, || self.room.room());
+        let window = share.frames() as u64;
         let frames = FrameRange::new(gfn, window.min(self.frames.frames_to_border(gfn)));
         // A huge frame that was reclaimed as a whole comes back in parts.
         if self.frames.ledger().content(gfn) == EMPTY {

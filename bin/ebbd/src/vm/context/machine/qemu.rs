@@ -29,12 +29,19 @@ pub struct Qemu {
     talk: Arc<Mutex<Talk>>,
 }
 
+/// What somebody does before an answer.
+type Before = Box<dyn FnOnce() + Send>;
+
 /// What is said by QMP. A request is named by its command and what it is about, as in
 /// `qom-get guest-stats`; one to the human monitor is named by its line.
 #[derive(Default)]
 struct Talk {
     answers: HashMap<String, Value>,
     asked: Vec<String>,
+    /// The marks of the VM's room as each of these requests came.
+    marks: Vec<(u64, u64)>,
+    /// What is done before the next answer.
+    before: Option<Before>,
 }
 
 impl Qemu {
@@ -49,11 +56,16 @@ impl Qemu {
         let memory = json!({ "base-memory": cx.pager.ram().bytes() });
         qemu.answers("query-memory-size-summary", memory);
         let (stream, talk) = (qemu.stream.try_clone(), Arc::clone(&qemu.talk));
+        let room = Arc::clone(cx.pager.room());
         let stream = stream.expect("a descriptor");
         thread::spawn(move || {
             for line in BufReader::new(&stream).lines().map_while(Result::ok) {
                 let request: Value = serde_json::from_str(&line).expect("a request");
-                let answer = talk.lock().expect("no panic").answer(&request);
+                let lock = || talk.lock().expect("no panic");
+                lock().marks.push(room.marks());
+                let before = lock().before.take();
+                before.into_iter().for_each(|before| before());
+                let answer = lock().answer(&request);
                 // Nobody may wait for it any more.
                 let _ = (&stream).write_all(format!("{answer}\n").as_bytes());
             }
@@ -64,6 +76,11 @@ impl Qemu {
     /// Answers so from now on to requests of this name.
     pub fn answers(&self, name: &str, answer: Value) {
         self.talk().answers.insert(name.into(), answer);
+    }
+
+    /// Calls this before the next answer.
+    pub fn waits_for(&self, before: impl FnOnce() + Send + 'static) {
+        self.talk().before = Some(Box::new(before));
     }
 
     /// Says that its only processor runs in these page tables.
@@ -103,6 +120,11 @@ impl Qemu {
     /// sets.
     pub fn asked(&self) -> Vec<String> {
         mem::take(&mut self.talk().asked)
+    }
+
+    /// Returns the marks of the VM's room as each request came since the last call.
+    pub fn saw_marks(&self) -> Vec<(u64, u64)> {
+        mem::take(&mut self.talk().marks)
     }
 
     /// Returns those of these requests that change something.
