@@ -23,6 +23,7 @@ mod mount;
 mod neighbour;
 pub mod nested;
 mod process;
+mod scattered_files;
 mod slow_disk;
 pub mod tracked;
 mod vm;
@@ -35,6 +36,7 @@ pub use host::{Host, Ran, permit};
 pub use memory::{MemoryDevice, Sizes};
 pub use mount::SmallFs;
 pub use neighbour::Neighbour;
+pub use scattered_files::ScatteredFiles;
 pub use slow_disk::{SlowDisk, slow_disks};
 use testkit::wait;
 pub use testkit::{

@@ -1,11 +1,12 @@
 //! A VM's frames: their memory, their ledger words, and the userfaultfd that reports their faults.
 
+use self::doubted_files::DoubtedFiles;
 use self::errors::is_unmapped;
 use self::errors::is_vmm_ended;
 use self::io_mapping::IoMapping;
 use self::pins::Pins;
 use std::io;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use ebb_ledger::{Content, Ledger, SplitError};
 use ebb_sys::uffd::{HvaRange, Uffd, Watch};
@@ -14,6 +15,7 @@ use ebb_vm::{Puncher, Ram, Region};
 
 use crate::support::counters::Counters;
 
+pub mod doubted_files;
 pub mod errors;
 pub mod fill;
 pub mod io_mapping;
@@ -39,8 +41,7 @@ pub struct Frames {
     mapped: OnceLock<Mapped>,
     /// A userfaultfd of this process, for memory that the VMM does not map ([`Frames::unmapped`]).
     uffd_here: OnceLock<Uffd>,
-    /// Indices of the RAM files of which nothing is evicted.
-    doubted: Mutex<Vec<usize>>,
+    doubted: DoubtedFiles,
     /// The regions in which memory can be plugged.
     pluggable: OnceLock<Vec<FrameRange>>,
     counters: Counters,
@@ -64,7 +65,7 @@ impl Frames {
             devices,
             mapped: OnceLock::new(),
             uffd_here: OnceLock::new(),
-            doubted: Mutex::default(),
+            doubted: DoubtedFiles::default(),
             pluggable: OnceLock::new(),
             counters: Counters::default(),
         }
@@ -83,6 +84,11 @@ impl Frames {
     /// The frames that devices use right now.
     pub(crate) fn pins(&self) -> &Pins {
         &self.pins
+    }
+
+    /// The RAM files of which nothing is evicted.
+    pub(crate) fn doubted(&self) -> &DoubtedFiles {
+        &self.doubted
     }
 
     /// The pager's counters.

@@ -98,12 +98,12 @@ impl Returner {
     /// # Errors
     /// As [`Returner::give_back_all`], of the first frame that failed, and as [`Frames::unmapped`].
     pub fn give_back_unmapped(&self, doubted: &[usize]) -> io::Result<()> {
-        self.frames.doubt(doubted);
+        self.frames.doubted().set(doubted);
         let mut unmapped = self.frames.unmapped()?;
         let doubted = self.frames.ram().regions().filter(|region| doubted.contains(&region.file));
         unmapped.extend(doubted.map(Region::frames));
         if unmapped.is_empty() {
-            self.frames.doubt(&[]);
+            self.frames.doubted().set(&[]);
             return Ok(());
         }
         let is_unmapped = |frames: FrameRange| {
@@ -113,7 +113,7 @@ impl Returner {
         self.give_back_each(FAILURES_MAX, |frames, content| {
             is_unmapped(frames) && !reads_as_zero(content)
         })?;
-        self.frames.doubt(&[]);
+        self.frames.doubted().set(&[]);
         Ok(())
     }
 

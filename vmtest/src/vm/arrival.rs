@@ -34,10 +34,11 @@ impl Vm {
     pub(crate) fn arguments_in(&self, directory: &Path, shares: bool) -> Vec<String> {
         let words = Process::open(self.pid).and_then(|qemu| qemu.command_line());
         let to = directory.display().to_string();
+        let shared = shares.then(|| self.ram_paths().next().expect("a memfd"));
         let moved = |word: String| {
             let word = word.replace(&self.directory.display().to_string(), &to);
             if word.starts_with("memory-backend-") {
-                return self.memory_like(&word, shares);
+                return backend_like(&word, shared.as_deref());
             }
             let file = word.strip_prefix("/proc/self/fd/");
             let file = file.map(|number| format!("/proc/{}/fd/{number}", self.pid));
@@ -51,18 +52,16 @@ impl Vm {
         let words = words.expect("QEMU runs").into_iter().skip(1);
         words.filter(|word| word != "-S").map(moved).collect()
     }
+}
 
-    /// A memory backend with the same name and size.
-    fn memory_like(&self, word: &str, shares: bool) -> String {
-        let kept =
-            word.split(',').filter(|part| part.starts_with("id=") || part.starts_with("size="));
-        let kept = kept.collect::<Vec<_>>().join(",");
-        match shares {
-            false => format!("memory-backend-memfd,{kept},share=on"),
-            true => format!(
-                "memory-backend-file,{kept},mem-path={},share=on",
-                self.ram_paths().next().expect("a memfd").display()
-            ),
+/// A memory backend with the name and size of another one, whose memory is new or that of a file.
+fn backend_like(word: &str, file: Option<&Path>) -> String {
+    let kept = word.split(',').filter(|part| part.starts_with("id=") || part.starts_with("size="));
+    let kept = kept.collect::<Vec<_>>().join(",");
+    match file {
+        None => format!("memory-backend-memfd,{kept},share=on"),
+        Some(file) => {
+            format!("memory-backend-file,{kept},mem-path={},share=on", file.display())
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a guest does with its memory at a test's request: loads in the background, scattered files.
+//! What a guest does with its memory at a test's request: loads in the background, and what they use.
 
 use super::Vm;
 
@@ -68,21 +68,5 @@ impl Vm {
         let answer = self.guest(request);
         let runs = answer.split_whitespace().map(|run| run.split_once('+').expect("a run"));
         runs.flat_map(|(first, count)| hex(first)..hex(first) + hex(count)).collect()
-    }
-
-    /// Leaves this many files of 48 KiB in the guest's memory, each beside a hole of that size.
-    /// Returns a checksum of what they contain.
-    pub fn scatter(&self, files: u32) -> String {
-        self.guest(&format!(
-            "sh busybox mkdir /tmp/keep /tmp/go; i=0; while [ $i -lt {files} ]; do \
-             for at in keep go; do busybox head -c 49152 /dev/urandom >/tmp/$at/$i; done; \
-             i=$((i+1)); done; busybox rm -r /tmp/go"
-        ));
-        self.scattered()
-    }
-
-    /// Checksum of the files of [`Vm::scatter`].
-    pub fn scattered(&self) -> String {
-        self.guest("sh cd /tmp/keep && busybox cat * | busybox md5sum")
     }
 }

@@ -5,7 +5,7 @@ mod debian;
 mod host;
 mod zones;
 
-use vmtest::{Disk, Guest, Host, Vm, assets, require, rounds, until};
+use vmtest::{Disk, Guest, Host, ScatteredFiles, Vm, assets, require, rounds, until};
 
 use zones::{Zone, sum, zones};
 
@@ -161,13 +161,13 @@ fn huge_pages_are_had_and_split() {
 fn compaction_makes_huge_pages_of_fragments() {
     require!(assets::kernel("llfree"));
     let vm = start(guest().memory("512M"));
-    let content = vm.scatter(3000);
+    let files = ScatteredFiles::make(&vm, 3000);
     let scattered = sum(&zones(&vm), "hugefree");
     vm.guest("compact");
     let compacted = sum(&zones(&vm), "hugefree");
     // 140 MiB were freed in pieces of 48 KiB.
     assert!(compacted >= scattered + 40, "{scattered} free areas before, {compacted} after");
-    assert_eq!(vm.scattered(), content);
+    files.check();
     assert!(field(&vm, "vmstat", "pgmigrate_success") > 1000);
     vm.guest("sh busybox rm -r /tmp/keep");
     zones(&vm);

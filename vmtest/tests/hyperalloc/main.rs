@@ -7,7 +7,7 @@ mod violation;
 use std::process::Command;
 
 use ebb_api::{Mechanism, ResizeReport};
-use vmtest::{Disk, Guest, Host, Vm, assets, require, rounds, until};
+use vmtest::{Disk, Guest, Host, ScatteredFiles, Vm, assets, require, rounds, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -134,13 +134,13 @@ fn automatic_reclaim_keeps_an_idle_guest_small() {
 fn scattered_memory_is_put_together() {
     require!(assets::kernel("llfree"));
     let vm = start(&Host::new(), |guest| guest.memory("512M"));
-    let content = vm.scatter(2500);
+    let files = ScatteredFiles::make(&vm, 2500);
     vm.reclaim();
     let scattered = vm.host_bytes();
     vm.ebb("auto on --interval 200ms").ok();
     // 117 MiB were freed in pieces of 48 KiB.
     until("what is scattered to go", || (vm.host_bytes() + 60 * MIB < scattered).then_some(()));
-    assert_eq!(vm.scattered(), content);
+    files.check();
     assert_consistent(&vm);
 }
 

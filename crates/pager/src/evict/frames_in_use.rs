@@ -102,7 +102,8 @@ impl Evictor {
         }
         let mut piece = Vec::with_capacity(frames.len());
         // A chosen frame may have been unplugged since.
-        for &gfn in frames.iter().filter(|gfn| self.frames.is_in_no_doubt(**gfn)) {
+        let may_go = |gfn: &&Gfn| self.frames.doubted().may_go(self.frames.ram(), **gfn);
+        for &gfn in frames.iter().filter(may_go) {
             let Ok(word) = self.frames.ledger().lock_frame(gfn) else { continue };
             if word.content() != Content::Resident || self.frames.pins().has(gfn) {
                 self.frames.after(word.abandon(), FrameRange::new(gfn, 1));

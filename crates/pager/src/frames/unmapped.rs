@@ -7,10 +7,9 @@
 //! that another process has put there.
 
 use std::io;
-use std::sync::{MutexGuard, PoisonError};
 
 use ebb_sys::uffd::HvaRange;
-use ebb_units::{FrameRange, Gfn};
+use ebb_units::FrameRange;
 use ebb_vm::Region;
 
 use crate::frames::Frames;
@@ -26,21 +25,5 @@ impl Frames {
         let mapped = self.of_ram(&all)?;
         let is_unmapped = |region: &&Region| !mapped.contains(&region.hva_range());
         Ok(regions.iter().filter(is_unmapped).map(Region::frames).collect())
-    }
-
-    /// Marks files that the VMM may have mapped again without telling anybody. Replaces the earlier
-    /// list.
-    pub(crate) fn doubt(&self, files: &[usize]) {
-        *self.lock_doubted() = files.to_vec();
-    }
-
-    /// Whether a frame is RAM of a file that is not doubted.
-    pub(crate) fn is_in_no_doubt(&self, gfn: Gfn) -> bool {
-        let region = self.ram.region_of(gfn);
-        region.is_some_and(|region| !self.lock_doubted().contains(&region.file))
-    }
-
-    fn lock_doubted(&self) -> MutexGuard<'_, Vec<usize>> {
-        self.doubted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
