@@ -289,11 +289,21 @@ fn set(path: &Path, value: &str) -> anyhow::Result<HostSetting> {
     HostSetting::of(path, value).map_err(anyhow::Error::msg)
 }
 
-/// Lets tests that make the host swap take turns.
+/// Lets tests that make the host swap take turns, also with those of other processes: the host has
+/// one list of swap areas, and one set of zswap's settings. Each test has the lock of that list
+/// until it drops the file.
 #[cfg(test)]
-pub fn one_at_a_time() -> std::sync::MutexGuard<'static, ()> {
-    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+pub fn one_at_a_time() -> fs::File {
+    use rustix::fs::{FlockOperation, flock};
+    let areas = fs::File::open("/proc/swaps").expect("a list of swap areas");
+    flock(&areas, FlockOperation::LockExclusive).expect("a lock");
+    areas
+}
+
+/// Whether the host swaps, to whatever.
+#[cfg(test)]
+pub fn swaps() -> bool {
+    fs::read_to_string("/proc/swaps").is_ok_and(|areas| areas.lines().count() > 1)
 }
 
 #[cfg(test)]

@@ -194,7 +194,7 @@ mod tests {
 
     use super::*;
     use crate::bench::swap::cgroup::Cgroup;
-    use crate::bench::swap::linux::{Linux, Memory, Swap, Swapping, one_at_a_time};
+    use crate::bench::swap::linux::{Linux, Memory, Swap, Swapping, one_at_a_time, swaps};
     use crate::bench::swap::medium::{Content, Drive, Medium};
 
     /// Environment variable that tells the program below how much memory to have.
@@ -231,6 +231,9 @@ mod tests {
         let (Ok(drive), Ok(cgroup)) = (drive, Cgroup::new("test")) else {
             return eprintln!("SKIPPED: no loop device or no version 1 of control groups");
         };
+        if swaps() {
+            return eprintln!("SKIPPED: this host swaps already");
+        }
         for swap in [Swap::Zswap("lzo"), Swap::Zram("lzo-rle"), Swap::ZramDisk("lzo")] {
             let way = Linux { memory: Memory::Memfd, swap };
             let offered = Linux::offered(true, Medium::Ssd);
