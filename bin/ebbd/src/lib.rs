@@ -36,7 +36,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use self::commands::{disk, memory};
 use self::helpers::{console, injector, relay};
 use self::host::{pool, pool_keeper, pressure_watch, recovery, registry, swap_dir};
-use self::model::record::{ForgetBy, Settings};
+use self::model::record::{ForgetBy, MetadataBy, Settings};
 use self::model::site::Site;
 use self::model::{monitoring, task};
 use self::rest::{http, server};
@@ -83,6 +83,9 @@ struct Arguments {
     /// How QEMU's page table is emptied to see which memory is used.
     #[arg(long, env = "EBB_FORGET_BY", value_enum, default_value_t)]
     forget_by: ForgetBy,
+    /// How a guest's page metadata may become known.
+    #[arg(long, env = "EBB_METADATA_BY", value_enum, default_value_t)]
+    metadata_by: MetadataBy,
     /// Share of the time, in percent, from which tasks of the host that wait for memory (PSI) are
     /// host pressure, for `ebb auto --when pressure`. 0: they are not looked at.
     #[arg(long, env = "EBB_PRESSURE_STALL", value_name = "PERCENT", default_value_t = 15)]
@@ -180,6 +183,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
         when_swap_is_full: arguments.swap_room.when_swap_is_full,
         swap_quota: arguments.swap_room.quota(),
         forget_by: arguments.forget_by,
+        metadata_by: arguments.metadata_by,
     };
     let site = Site {
         run_dir: run_dir.clone(),

@@ -147,6 +147,9 @@ pub struct GuestStatus {
     pub kernel: Option<String>,
     /// Whether the guest is trusted, so that Ebb may reclaim memory by its page metadata.
     pub trusted: bool,
+    /// Whether only what the guest's kernel has registered is known of it.
+    #[serde(default)]
+    pub registered: bool,
     /// Why the guest is not trusted; null if it is.
     pub why: Option<String>,
     /// Free buddy blocks by order, 0 to 10.

@@ -19,6 +19,8 @@
 //! roots       the roots of the processes' page tables
 //! llfree      where a kernel that shares its allocator keeps its state
 //! guest       all of these together, behind the gate
+//! registered  a guest, Linux or not, that has registered its page metadata
+//! free_blocks what V-Probe asks of either
 //! ```
 //!
 //! **The guest is hostile.** Each word is read from it once, then bounded and checked. The guest
@@ -29,6 +31,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod free_blocks;
 mod freed;
 mod guest;
 mod llfree;
@@ -39,6 +42,7 @@ mod memory;
 mod needed;
 mod page;
 mod paging;
+mod registered;
 mod roots;
 mod scan;
 mod settled;
@@ -48,6 +52,7 @@ mod vmcoreinfo;
 mod zones;
 
 pub use error::Untrusted;
+pub use free_blocks::FreeBlocks;
 pub use guest::Guest;
 pub use llfree::LlfreeZone;
 pub use look::{Head, Look};
@@ -56,6 +61,10 @@ pub use memmap::{Memmap, Run};
 pub use memory::GuestMemory;
 pub use page::{MAX_ORDER, PAGE_BYTES, PageKind, PageLayout, PageWords};
 pub use paging::{PageTables, Walk};
+pub use registered::{
+    NotRegistered, RECORDS_MAX, Registered, answer_record, find_records, may_hold_record,
+    registration_digest,
+};
 pub use scan::FrameCounts;
 pub use snapshot::Snapshot;
 pub use victims::{BuddyBlock, ChosenBlocks, Request};

@@ -38,7 +38,15 @@ pub enum Walk {
     },
 }
 
+/// End of guest-physical addresses: they have 52 bits at most.
+const GPA_END: u64 = 1 << 52;
+
 impl PageTables {
+    /// The tables that a vCPU uses by its CR3.
+    pub fn of_cr3(cr3: u64, levels: u32) -> PageTables {
+        PageTables { root: Gpa(cr3 & (GPA_END - 1) & !(FRAME_BYTES - 1)), levels }
+    }
+
     /// Walks the tables for `va`. Reads one word a level, so tables that form a cycle cost no more
     /// than others.
     pub fn walk(&self, mem: &dyn GuestMemory, va: u64) -> Walk {

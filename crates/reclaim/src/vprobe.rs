@@ -11,10 +11,10 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use ebb_inspect::{BuddyBlock, Guest, Head, Request};
+use ebb_inspect::{BuddyBlock, FreeBlocks, Head, Request};
 use ebb_ledger::Content;
 use ebb_pager::{Claim, Committed, Grain, Pager};
-use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn, Gpa};
+use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
 
 /// What Linux fills freed pages with under `page_poison=1`
 /// (`include/linux/poison.h`), and looks for when it allocates them.
@@ -98,7 +98,7 @@ pub enum VProbeStop {
 /// Returns what was reclaimed, and what ended it early.
 pub fn reclaim(
     pager: &Pager,
-    guest: &Guest,
+    guest: &dyn FreeBlocks,
     order: Order,
     blocks: &mut Vec<BuddyBlock>,
     still_runs: impl FnMut() -> bool,
@@ -131,7 +131,7 @@ pub fn reclaim(
 
 struct Pass<'a, R> {
     pager: &'a Pager,
-    guest: &'a Guest,
+    guest: &'a dyn FreeBlocks,
     order: Order,
     reclaimed: ReclaimedBlocks,
     still_runs: R,
@@ -172,8 +172,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
 
     /// Protects the metadata of a block that is on a free list.
     fn claim(&mut self, block: BuddyBlock) -> io::Result<Option<Claim<'a>>> {
-        // By the page table of the inspection; the second look walks it anew.
-        let Some(metadata) = self.guest.memmap().metadata_gpa(block.head).map(Gpa::gfn) else {
+        let Some(metadata) = self.guest.metadata_frame(block.head) else {
             self.reclaimed.in_use += 1;
             return Ok(None);
         };
@@ -199,10 +198,10 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
     /// zero.
     fn look_again(&mut self, claims: Vec<Claim<'a>>) -> (Vec<Committed<'a>>, io::Result<()>) {
         let view = self.pager.view();
-        let mut look = self.guest.look(&view);
+        let mut look = self.guest.heads(&view);
         let (mut committed, mut result) = (Vec::with_capacity(claims.len()), Ok(()));
         for claim in claims {
-            let now = look.head(claim.block().start);
+            let now = look(claim.block().start);
             let same = |now: &Head| now.order == claim.order() && now.metadata == claim.metadata();
             match now.filter(same).and_then(|_| self.fill_of(claim.block())) {
                 // Only a served fault can bring back a byte other than zero.

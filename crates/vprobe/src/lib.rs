@@ -23,5 +23,6 @@ pub use helper::{Cause, Helper, Kind, MAX_CODE_BYTES, Refusal};
 pub use page_size::PageSize;
 pub use record::{
     ACKNOWLEDGEMENT_AT, ANSWER_AT, Answer, MAGIC, MAX_ORDER, MetadataRange, RECORD_WORDS,
-    RangeFault, Reason, Record, RecordError, STATE_AT, State, VERSION, may_be_record,
+    RangeFault, Reason, Record, RecordError, STATE_AT, State, TOKEN_AT, VERSION,
+    VIRTUAL_ADDRESS_AT, may_be_record,
 };

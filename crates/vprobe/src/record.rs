@@ -22,6 +22,10 @@ pub const RECORD_WORDS: usize = FRAME_BYTES as usize / 8;
 /// Greatest order of a free block that a record may name: 2^20 frames.
 pub const MAX_ORDER: u8 = 20;
 
+/// Byte of the page at which the token lies, 8 bytes.
+pub const TOKEN_AT: u64 = 16;
+/// Byte of the page at which the record's own virtual address lies, 8 bytes.
+pub const VIRTUAL_ADDRESS_AT: u64 = 32;
 /// Byte of the page at which the state lies, 4 bytes.
 pub const STATE_AT: u64 = 44;
 /// Byte of the page at which the host writes the token once it has answered, 8 bytes.
@@ -46,6 +50,8 @@ const RANGE_WORDS: usize = 4;
 /// The words up to here have the same meaning in every version.
 const COMMON_WORDS: usize = 8;
 
+const _: () = assert!(TOKEN as u64 * 8 == TOKEN_AT);
+const _: () = assert!(VIRTUAL_ADDRESS as u64 * 8 == VIRTUAL_ADDRESS_AT);
 const _: () = assert!(CHECKSUM_STATE as u64 * 8 + 4 == STATE_AT);
 const _: () = assert!(ACKNOWLEDGEMENT as u64 * 8 == ACKNOWLEDGEMENT_AT);
 const _: () = assert!(ANSWER_SIZES as u64 * 8 == ANSWER_AT);
@@ -65,6 +71,16 @@ pub enum State {
     Registered,
     /// The guest has withdrawn it.
     Withdrawn,
+}
+
+impl State {
+    /// The number in the record.
+    pub fn number(self) -> u32 {
+        match self {
+            State::Registered => 1,
+            State::Withdrawn => 2,
+        }
+    }
 }
 
 /// What a guest has registered, checked as far as that needs no other memory than the record's.
@@ -218,11 +234,10 @@ fn checksum(used: &[u64]) -> u32 {
 }
 
 fn state(words: &[u64; RECORD_WORDS]) -> Result<State, RecordError> {
-    match (words[CHECKSUM_STATE] >> 32) as u32 {
-        1 => Ok(State::Registered),
-        2 => Ok(State::Withdrawn),
-        other => Err(RecordError::State(other)),
-    }
+    let number = (words[CHECKSUM_STATE] >> 32) as u32;
+    let known = [State::Registered, State::Withdrawn].into_iter();
+    let state = { known }.find(|state| state.number() == number);
+    state.ok_or(RecordError::State(number))
 }
 
 fn code(kind: Kind, words: &[u64], length: u8) -> Result<Vec<u8>, RecordError> {

@@ -18,6 +18,7 @@ pub mod page_walk;
 pub mod pool_json;
 pub mod qmp;
 pub mod queue;
+pub mod registered;
 pub mod relay;
 pub mod swap_seals;
 mod vhost_user;
@@ -34,7 +35,7 @@ pub mod vprobe_record;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target. Its name is also that of its program and of the directory of its inputs.
-pub const TARGETS: [Target; 23] = [
+pub const TARGETS: [Target; 24] = [
     ("blk_front_end", blk_front_end::run),
     ("classify", classify::run),
     ("compressed", compressed::run),
@@ -48,6 +49,7 @@ pub const TARGETS: [Target; 23] = [
     ("pool_json", pool_json::run),
     ("qmp", qmp::run),
     ("queue", queue::run),
+    ("registered", registered::run),
     ("relay", relay::run),
     ("swap_seals", swap_seals::run),
     ("virtio_mem_front_end", virtio_mem_front_end::run),

@@ -38,6 +38,9 @@ fn guest(status: &VmStatus) -> String {
     if !guest.trusted {
         return format!("not trusted: {}", guest.why.as_deref().unwrap_or("not looked at yet"));
     }
+    if guest.registered {
+        return "its kernel has registered its page metadata".into();
+    }
     let figures = [
         (status.guest_free_bytes, "free"),
         (guest.anonymous_bytes, "anonymous"),

@@ -132,6 +132,9 @@ pub fn status(vm: &VmStatus) -> String {
 
 fn guest(guest: &GuestStatus) -> String {
     let trust = match (guest.trusted, &guest.why) {
+        (true, _) if guest.registered => {
+            "yes, by what its kernel has registered of its page metadata".to_owned()
+        }
         (true, _) => "yes".to_owned(),
         (false, Some(why)) => format!("no: {why}"),
         (false, None) => "no".to_owned(),

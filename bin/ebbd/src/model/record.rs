@@ -174,6 +174,22 @@ pub struct Settings {
     /// How QEMU's page table is emptied.
     #[serde(default)]
     pub forget_by: ForgetBy,
+    /// How a guest's page metadata may become known.
+    #[serde(default)]
+    pub metadata_by: MetadataBy,
+}
+
+/// How a guest's page metadata may become known.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum MetadataBy {
+    /// By the kernel's note, and without one by its registration.
+    #[default]
+    Either,
+    /// By the note that Linux keeps in its memory.
+    Note,
+    /// By what the kernel has registered.
+    Registration,
 }
 
 /// How QEMU's page table is emptied, so that the next use of each page shows.

@@ -3,6 +3,7 @@
 pub mod capabilities;
 pub mod forgetting;
 pub mod insight;
+pub mod kernel;
 pub mod liveness;
 #[cfg(test)]
 pub mod machine;
@@ -10,9 +11,11 @@ pub mod mailbox;
 pub mod on_record;
 pub mod qmp_link;
 pub mod reaching;
+mod registration;
 mod searches;
 pub mod service;
 pub mod shared_size;
+mod vcpus;
 
 use std::io;
 use std::os::fd::AsFd;
@@ -107,7 +110,7 @@ impl VmContext {
         let ContextParts { process, pager, restored, qmp, record, directory, disks, growth } =
             parts;
         let (mailbox, commands) = Mailbox::new();
-        let guest = KnownGuest::new(record.start_ticks);
+        let guest = KnownGuest::new(record.start_ticks, record.settings.metadata_by);
         let is_silent = pager.room().evictor_waits();
         let context = VmContext {
             qmp: QmpLink::new(process.pid(), &record.qmp, qmp, is_silent),

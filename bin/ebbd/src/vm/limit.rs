@@ -129,7 +129,7 @@ impl Limit {
         }
         if let Err(why) = may_tell_in_flight(cx, open) {
             // The guest may tell once it is known: the next tick looks for it, unless touches wait.
-            let may_tell_soon = cx.guest.is_due() && !cx.waits();
+            let may_tell_soon = cx.guest.is_due(&cx.pager) && !cx.waits();
             return if may_tell_soon { Turn::Wait } else { self.give_way(cx, &why) };
         }
         if self.failure.as_ref().is_some_and(StoreFailure::is_paused) {

@@ -16,6 +16,7 @@ use ebb_units::Bytes;
 use self::trigger::Trigger;
 use self::vprobe::VProbe;
 use super::context::VmContext;
+use super::context::kernel::Kernel;
 use super::context::liveness::End;
 use crate::model::api_error::{Answer, not_allowed};
 use crate::model::host_pressure::PressureNotice;
@@ -53,7 +54,7 @@ impl Reclaim {
                  cannot be watched: start the VM with --backing thp",
             ));
         }
-        let why = cx.guest.guest().err().unwrap_or_default();
+        let why = cx.guest.kernel().err().unwrap_or_default();
         match is_trusted {
             true => Ok(()),
             false => Err(not_allowed(format!("the guest is not trusted: {why}"))),
@@ -113,7 +114,7 @@ impl Reclaim {
     /// Returns the status of automatic reclaim.
     pub fn auto_status(&self, cx: &VmContext) -> AutoStatus {
         let auto = cx.record.auto;
-        let is_trusted = cx.guest.guest().is_ok();
+        let is_trusted = cx.guest.kernel().is_ok();
         let may = cx.may_take().and_then(|()| self.may_reclaim(cx, is_trusted));
         AutoStatus {
             on: auto.on,
@@ -131,10 +132,10 @@ impl Reclaim {
     /// Counts blocks that were given back although the guest did not need them: they are still
     /// free.
     pub fn judge_restored(&self, cx: &VmContext) {
-        let Ok(guest) = cx.guest.guest() else { return };
+        let Ok(kernel) = cx.guest.kernel() else { return };
         let view = cx.pager.view();
         for block in cx.restored.try_iter() {
-            let now = guest.look(&view).head(block.head);
+            let now = kernel.free_blocks().heads(&view)(block.head);
             if now.is_some_and(|now| now.order >= block.order) {
                 cx.pager.counters().spurious.fetch_add(1, Relaxed);
             }
@@ -144,12 +145,15 @@ impl Reclaim {
     /// Returns how free memory is found in a guest that does not share its allocator, and why that
     /// way.
     pub fn mechanism(&self, cx: &VmContext) -> (Mechanism, String) {
-        match cx.guest.guest() {
+        match cx.guest.kernel() {
             Err(why) => (Mechanism::None, format!("the guest is not trusted: {why}")),
-            Ok(_) => (
+            Ok(Kernel::Inspected(_)) => (
                 Mechanism::VProbe,
                 "its kernel has a buddy allocator, whose metadata is known".into(),
             ),
+            Ok(Kernel::Registered(_)) => {
+                (Mechanism::VProbe, "its kernel has registered its page metadata".into())
+            }
         }
     }
 }

@@ -8,13 +8,14 @@ use ebb_api::{
     Backing, FaultCounts, FaultTimes, GuestStatus, LimitStatus, Mode, State as ApiState, VmStatus,
     advice,
 };
-use ebb_inspect::{FrameCounts, Guest};
+use ebb_inspect::FrameCounts;
 use ebb_pager::Pager;
 use ebb_store::StoreUsage;
 use ebb_units::{Bytes, FRAME_BYTES};
 
 use super::context::LEAVING;
 use super::context::VmContext;
+use super::context::kernel::Kernel;
 use super::devices::Devices;
 use super::hyperalloc::SharedAllocator;
 use super::limit::{Limit, in_flight};
@@ -92,7 +93,7 @@ pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
         emptied_bytes,
         guest_free_bytes: { cx.guest.guest().ok() }
             .and_then(|guest| guest.free_bytes(&pager.view())),
-        guest: guest(cx.guest.guest(), pager, counts),
+        guest: guest(cx.guest.kernel(), pager, counts),
         faults: FaultCounts {
             missing: read(&pager.counters().missing),
             metadata: read(&pager.counters().metadata),
@@ -162,9 +163,12 @@ fn ratio(usage: StoreUsage) -> Option<f64> {
     Some(hundredths as f64 / 100.0)
 }
 
-fn guest(guest: Result<&Guest, &str>, pager: &Pager, counts: bool) -> GuestStatus {
-    let guest = match guest {
-        Ok(guest) => guest,
+fn guest(kernel: Result<&Kernel, &str>, pager: &Pager, counts: bool) -> GuestStatus {
+    let guest = match kernel {
+        Ok(Kernel::Inspected(guest)) => guest,
+        Ok(Kernel::Registered(_)) => {
+            return GuestStatus { trusted: true, registered: true, ..GuestStatus::default() };
+        }
         Err(why) => return GuestStatus { why: Some(why.to_owned()), ..GuestStatus::default() },
     };
     let known = GuestStatus {

@@ -6,12 +6,12 @@ mod tests;
 use std::sync::Arc;
 
 use ebb_api::Mode;
-use ebb_inspect::Run;
 use ebb_pager::Witness;
 use ebb_units::FrameRange;
 use ebb_vm::layout;
 
 use super::context::VmContext;
+use super::context::kernel::Kernel;
 use crate::support::failpoint;
 
 /// Most pieces of metadata to watch one by one: each costs the VMM a mapping.
@@ -22,6 +22,8 @@ const WATCHED_RUNS_MAX: usize = 64;
 pub struct Trust {
     /// Metadata ranges that are write-protected, unless all memory is watched.
     watched: Vec<FrameRange>,
+    /// Pieces of metadata that were watched one by one. A guest can have other ones again and again.
+    pieces: usize,
 }
 
 impl Trust {
@@ -30,7 +32,7 @@ impl Trust {
     pub fn look(&mut self, cx: &mut VmContext) -> bool {
         cx.qmp.reconnect();
         let moves = cx.has_pluggers() || cx.may_lose_regions();
-        let runs = cx.guest.confirm(&cx.pager, cx.qmp.socket(), moves);
+        let runs = cx.guest.confirm(&cx.pager, cx.qmp.socket(), moves, cx.record.kernel);
         runs && is_in_place(cx)
     }
 
@@ -38,8 +40,8 @@ impl Trust {
     /// managed the VM does not either.
     pub fn has_lost_its_kernel(&self, cx: &VmContext) -> bool {
         // A process that has only just recovered the VM knows only what is on record.
-        let may_know = cx.guest.witness().is_some() || cx.guest.is_answered();
-        let runs = cx.guest.guest().ok().map(|guest| guest.note().digest());
+        let may_know = cx.guest.trusted_kernel().is_some() || cx.guest.is_answered();
+        let runs = cx.guest.kernel().ok().map(Kernel::digest);
         may_know && cx.record.kernel.is_some_and(|before| runs != Some(before))
     }
 
@@ -89,7 +91,7 @@ impl Trust {
             return;
         }
         // On record before anything is reclaimed from the kernel.
-        let kernel = cx.guest.witness().map(|guest| guest.note().digest());
+        let kernel = cx.guest.trusted_kernel().map(Kernel::digest);
         if kernel.is_some() && cx.record.kernel.is_none() {
             cx.record.note(|record| record.kernel = kernel);
         }
@@ -102,7 +104,7 @@ impl Trust {
 
     /// Forgets which metadata is watched: nothing is any more.
     pub fn forget_watches(&mut self) {
-        self.watched.clear();
+        (self.watched, self.pieces) = (Vec::new(), 0);
     }
 
     /// Watches the guest's metadata. In release mode nothing else is watched, so that the guest's
@@ -112,7 +114,8 @@ impl Trust {
         if cx.record.mode == Mode::Strict || watched == self.watched {
             return Ok(());
         }
-        match watched.len() {
+        self.pieces = self.pieces.saturating_add(watched.len());
+        match self.pieces {
             0..=WATCHED_RUNS_MAX => {
                 watched.iter().try_for_each(|&frames| cx.pager.frames().watch_writes(frames))?;
             }
@@ -125,8 +128,7 @@ impl Trust {
 
 /// Returns the frames that hold the metadata of a trusted guest.
 fn metadata_frames(cx: &VmContext) -> Vec<FrameRange> {
-    let Ok(guest) = cx.guest.guest() else { return Vec::new() };
-    guest.memmap().runs().iter().map(Run::metadata_frames).collect()
+    cx.guest.kernel().map(Kernel::metadata_frames).unwrap_or_default()
 }
 
 /// Whether the guest means the same memory as Ebb by its addresses. A QEMU that does not tell is

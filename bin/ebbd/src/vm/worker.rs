@@ -195,7 +195,7 @@ impl Worker {
         if let Err(error) = self.cx.pager.evictor().trim_store(self.limit.is_idle()) {
             tracing::debug!("trimming: {error}");
         }
-        if self.cx.guest.is_due() {
+        if self.cx.guest.is_due(&self.cx.pager) {
             self.confirm();
         }
         self.keep_shared_size();

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ebb_inspect::Guest;
 use ebb_pager::Pager;
 use ebb_vm::Qmp;
 
-use super::insight::{self, KnownGuest};
+use super::insight::KnownGuest;
+use super::kernel::Kernel;
 use super::qmp_link::QmpLink;
 use super::reaching::Reaching;
 use crate::support::open_files::Descriptors;
@@ -22,8 +22,8 @@ const HURRY: Duration = Duration::from_millis(10);
 /// The liveness check of one VM for one pass. It has the VM's control socket until it is dropped.
 pub struct Liveness<'a> {
     qmp: &'a mut QmpLink,
-    /// The trusted guest, if there is one.
-    guest: Option<Arc<Guest>>,
+    /// The trusted kernel, if there is one.
+    kernel: Option<Kernel>,
     pager: Arc<Pager>,
     asked: Instant,
     ended: Option<End>,
@@ -38,7 +38,7 @@ pub struct Liveness<'a> {
 pub enum End {
     /// QEMU reported a reset.
     Reset,
-    /// A vCPU runs something else, or nobody tells.
+    /// A vCPU runs something else, the kernel has withdrawn its registration, or nobody tells.
     Unknown,
 }
 
@@ -52,7 +52,7 @@ impl<'a> Liveness<'a> {
     ) -> Liveness<'a> {
         Liveness {
             qmp,
-            guest: guest.witness().cloned(),
+            kernel: guest.trusted_kernel().cloned(),
             pager: Arc::clone(pager),
             asked: guest.confirmed(),
             ended: None,
@@ -69,9 +69,9 @@ impl<'a> Liveness<'a> {
     /// Whether the kernel still runs. Once it does not, the answer stays "no". Waits for QEMU, so
     /// the caller must not have locked a frame.
     pub fn runs(&mut self) -> bool {
-        if self.ended.is_none() && !self.hears_reset() && !self.is_fresh() {
+        if self.ended.is_none() && !self.sees_end() && !self.is_fresh() {
             let asked = Instant::now();
-            match self.qmp.socket().is_some_and(|qmp| runs(&self.guest, &self.pager, qmp)) {
+            match self.qmp.socket().is_some_and(|qmp| runs(&self.kernel, &self.pager, qmp)) {
                 true => self.asked = asked,
                 false => self.ended = Some(End::Unknown),
             }
@@ -82,12 +82,13 @@ impl<'a> Liveness<'a> {
     /// Whether the kernel still runs, for a caller that has locked frames. If QEMU does not answer
     /// at once, the answer is "no", and QEMU is not asked again.
     pub fn runs_at_once(&mut self) -> bool {
-        if self.ended.is_none() && !self.is_silent && !self.hears_reset() && !self.is_fresh() {
-            let (asked, guest, pager) = (Instant::now(), &self.guest, &self.pager);
+        if self.ended.is_none() && !self.is_silent && !self.sees_end() && !self.is_fresh() {
+            let (asked, kernel, pager) = (Instant::now(), &self.kernel, &self.pager);
             let answer =
-                self.qmp.socket().map(|qmp| qmp.in_a_hurry(HURRY, |qmp| runs(guest, pager, qmp)));
+                self.qmp.socket().map(|qmp| qmp.in_a_hurry(HURRY, |qmp| runs(kernel, pager, qmp)));
             match answer {
-                Some(true) => self.asked = asked,
+                // The question may have taken a while.
+                Some(true) if !self.sees_withdrawal() => self.asked = asked,
                 Some(false) if asked.elapsed() >= HURRY => self.is_silent = true,
                 _ => self.ended = Some(End::Unknown),
             }
@@ -119,12 +120,27 @@ impl<'a> Liveness<'a> {
         was_reset
     }
 
+    /// Whether a reset was reported, or the kernel has withdrawn what it had registered. Both are
+    /// looked at every time.
+    fn sees_end(&mut self) -> bool {
+        self.sees_withdrawal() || self.hears_reset()
+    }
+
+    fn sees_withdrawal(&mut self) -> bool {
+        let view = self.pager.view();
+        let is_withdrawn = self.kernel.as_ref().is_some_and(|kernel| kernel.is_withdrawn(&view));
+        if is_withdrawn {
+            self.ended = Some(End::Unknown);
+        }
+        is_withdrawn
+    }
+
     fn is_fresh(&self) -> bool {
         self.qmp.is_connected() && self.asked.elapsed() < FRESH
     }
 }
 
-fn runs(guest: &Option<Arc<Guest>>, pager: &Pager, qmp: &mut Qmp) -> bool {
-    let runs = |guest| insight::is_running(guest, &pager.view(), Some(qmp)) == Ok(true);
-    guest.as_deref().is_some_and(runs)
+fn runs(kernel: &Option<Kernel>, pager: &Pager, qmp: &mut Qmp) -> bool {
+    let runs = |kernel: &Kernel| kernel.is_running(&pager.view(), Some(qmp)) == Ok(true);
+    kernel.as_ref().is_some_and(runs)
 }

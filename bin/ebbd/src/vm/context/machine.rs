@@ -209,8 +209,8 @@ impl Machine {
     /// Boots a made-up kernel that is trusted.
     pub fn boot_trusted(&self, cx: &mut VmContext) -> Qemu {
         let qemu = self.boot(cx);
-        let is_trusted = cx.guest.confirm(&cx.pager, cx.qmp.socket(), false);
-        assert!(is_trusted, "{:?}", cx.guest.guest());
+        let is_trusted = cx.guest.confirm(&cx.pager, cx.qmp.socket(), false, None);
+        assert!(is_trusted, "{:?}", cx.guest.kernel());
         cx.guest.renew_witness();
         cx.guest.bring_back_needed(&cx.pager);
         qemu

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::time::Instant;
 
-use ebb_inspect::{NOTES_MAX, may_hold_note};
+use ebb_inspect::{NOTES_MAX, RECORDS_MAX, may_hold_note, may_hold_record};
 use ebb_reclaim::limit::judge::Sources;
 use ebb_reclaim::limit::limiter::Limiter;
 use ebb_reclaim::limit::marks::{Left, Marks};
@@ -34,16 +34,22 @@ pub(super) fn evict_step(
     let pins = pinning(process)?.is_some();
     let known = guest.guest().ok().map(|guest| (guest, &still_runs as &dyn Fn() -> bool));
     let of = Sources { process, guest: known, pins };
-    // An unknown kernel can only be known by its note, so frames that may hold one stay resident.
-    // Anybody can write a note, so no more of them stay than the search looks at.
-    let (view, notes) = (pager.view(), Cell::new(0));
-    let is_note = |gfn| {
-        let found = known.is_none() && notes.get() < NOTES_MAX && may_hold_note(&view, gfn);
-        notes.set(notes.get() + usize::from(found));
+    // An unknown kernel can only be known by its note or its registration, so frames that may hold
+    // one stay resident. Anybody can write them, so no more of them stay than a search looks at.
+    let (view, is_known) = (pager.view(), guest.kernel().is_ok());
+    let (notes, records) = (Cell::new(0), Cell::new(0));
+    let is_one = |count: &Cell<usize>, most, may_hold: &dyn Fn() -> bool| {
+        let found = count.get() < most && may_hold();
+        count.set(count.get() + usize::from(found));
         found
     };
+    let may_tell = |gfn| {
+        !is_known
+            && (is_one(&notes, NOTES_MAX, &|| may_hold_note(&view, gfn))
+                || is_one(&records, RECORDS_MAX, &|| may_hold_record(&view, gfn)))
+    };
     let stays = |gfn| pins && known.is_none_or(|(guest, _)| !guest.looks_settled(&view, gfn));
-    let spare = |gfn: Gfn| guest.needs(gfn) || is_note(gfn) || stays(gfn);
+    let spare = |gfn: Gfn| guest.needs(gfn) || may_tell(gfn) || stays(gfn);
     let has_disk = disks.shared.tracked_blocks() > 0;
     let (pagemap, vmm) = (limiter.pagemap(), Forgetful(process, forgetting));
     let mut windows = Windows::new(of, (&**pager, &vmm), &pagemap, &spare, heat, has_disk);

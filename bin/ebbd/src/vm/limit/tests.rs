@@ -196,7 +196,7 @@ fn beside_direct_io_faults_wait_until_the_guest_was_looked_for() {
     assert_eq!(begin_turn(&mut limit, &mut cx), Turn::Wait);
     assert_eq!((cx.waits(), cx.pager.room().marks()), (false, NO_MARKS));
     slow_faults(&cx);
-    assert!(!cx.guest.confirm(&cx.pager, None, false));
+    assert!(!cx.guest.confirm(&cx.pager, None, false, None));
     assert_eq!(begin_turn(&mut limit, &mut cx), Turn::Wait);
     assert_eq!(cx.pager.room().marks(), NO_MARKS);
 }

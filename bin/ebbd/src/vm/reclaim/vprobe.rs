@@ -60,8 +60,11 @@ impl VProbe {
         let VmContext { qmp, guest, reaching, pager, .. } = cx;
         let mut liveness = Liveness::new(qmp, guest, reaching, pager);
         let still_runs = || liveness.runs_at_once();
-        let (reclaimed, stop) = match guest.guest() {
-            Ok(guest) => vprobe::reclaim(pager, guest, order, &mut self.blocks, still_runs),
+        let (reclaimed, stop) = match guest.kernel() {
+            Ok(kernel) => {
+                let blocks = &mut self.blocks;
+                vprobe::reclaim(pager, kernel.free_blocks(), order, blocks, still_runs)
+            }
             Err(_) => (ReclaimedBlocks::default(), Some(VProbeStop::Unknown)),
         };
         (Pass { reclaimed, stop, reserve_bytes }, liveness.ended())

@@ -13,7 +13,7 @@ impl Worker {
     /// Whether the guest is trusted and its kernel runs now. Inspects the guest if need be.
     pub(super) fn confirm(&mut self) -> bool {
         // A search takes long, and only refill threads have faults wait for room meanwhile.
-        let searches = self.cx.guest.guest().is_err();
+        let searches = self.cx.guest.kernel().is_err();
         if searches
             && self.cx.marks().is_some()
             && let Err(error) = self.cx.expect_refills()
@@ -37,7 +37,7 @@ impl Worker {
 
     /// Confirms the guest for a command that would be refused if it is unknown.
     pub(super) fn confirm_if_unknown(&mut self) {
-        if self.cx.guest.guest().is_err() {
+        if self.cx.guest.kernel().is_err() {
             self.confirm();
         }
     }

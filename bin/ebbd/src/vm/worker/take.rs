@@ -125,7 +125,8 @@ impl Worker {
     /// below the high mark: that takes long, and faults wait meanwhile. A tick looks in any case.
     fn ask_guest(&mut self, is_pressed: bool) {
         let may_search = || !limit::is_above(&self.cx, |marks| marks.high_bytes);
-        if self.cx.guest.guest().is_ok() || (self.cx.guest.is_due() && may_search()) {
+        let is_due = self.cx.guest.is_due(&self.cx.pager);
+        if (self.cx.guest.kernel().is_ok() && !is_due) || (is_due && may_search()) {
             self.confirm();
         }
         if is_pressed {

@@ -89,6 +89,18 @@ impl Qemu {
         self.answers("info registers -a", json!(registers));
     }
 
+    /// Says that its only processor runs in these page tables with an enabled breakpoint, if there
+    /// is one. `controls` is its CR4.
+    pub fn runs_with(&self, root: Gpa, breakpoint: Option<u64>, controls: u64) {
+        let (at, enabled) = breakpoint.map_or((0, 0x400), |at| (at, 0x402));
+        let registers = format!(
+            "CPU#0\nRIP=1000 HLT=0\nCR0=80050033 CR3={:x} CR4={controls:x}\n\
+             DR0={at:x} DR1=0 DR2=0 DR3=0\nDR7={enabled:x}\nEFER=d01\n",
+            root.0
+        );
+        self.answers("info registers -a", json!(registers));
+    }
+
     /// Has one device with a name, `x`, of this type.
     pub fn plugs(&self, device_type: &str) {
         let device = json!({ "name": "x", "type": format!("child<{device_type}>") });

@@ -1,0 +1,184 @@
+//! Tests of a made-up kernel that registers its page metadata.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use ebb_units::Gfn;
+use ebb_vprobe::{ACKNOWLEDGEMENT_AT, ANSWER_AT, STATE_AT};
+use testkit::forge;
+use testkit::vprobe::{PAGE_FREE, Registration};
+
+use super::*;
+use crate::model::record::MetadataBy;
+use crate::vm::context::VmContext;
+use crate::vm::context::insight::KnownGuest;
+use crate::vm::context::machine::qemu::Qemu;
+use crate::vm::context::machine::{self, Machine};
+
+/// Where the kernel's record is.
+const AT: Gpa = Gpa(0x78_0000);
+/// CR4 of a processor that runs no guests.
+const PLAIN: u64 = 0x6f0;
+/// CR4 with VMX on.
+const WITH_VMX: u64 = 0x26f0;
+
+/// What the kernel registers: its `struct page`s, which the helpers of V-Probe's paper read.
+fn registration() -> Registration {
+    let end = forge::MEMMAP.0 + forge::FRAMES * forge::PAGE_BYTES;
+    Registration {
+        virtual_address: forge::DIRECT_VA + AT.0,
+        ranges: vec![[forge::MEMMAP.0, end, 0, forge::FRAMES]],
+        ..Registration::default()
+    }
+}
+
+/// Boots a kernel that is known by its registration only, and has written this record.
+fn boot(registration: &Registration) -> Option<(VmContext, Machine, Qemu)> {
+    let (mut cx, machine) = machine::context()?;
+    let qemu = machine.boot(&mut cx);
+    let words = machine.words(AT, 512);
+    for (word, value) in words.iter().zip(registration.words(AT.0)) {
+        word.store(value, Relaxed);
+    }
+    cx.guest = KnownGuest::new(0, MetadataBy::Registration);
+    qemu.runs_with(forge::ROOT, Some(registration.virtual_address), PLAIN);
+    Some((cx, machine, qemu))
+}
+
+/// Whether there is a trusted kernel, after a look.
+fn confirm(cx: &mut VmContext) -> bool {
+    cx.guest.confirm(&cx.pager, cx.qmp.socket(), false, cx.record.kernel)
+}
+
+fn why(cx: &VmContext) -> String {
+    cx.guest.kernel().expect_err("it is not trusted").to_owned()
+}
+
+fn word(machine: &Machine, at: u64) -> u64 {
+    machine.words(Gpa(AT.0 + at / 8 * 8), 1)[0].load(Relaxed)
+}
+
+#[test]
+fn a_kernel_that_proves_its_registration_is_trusted_and_told_so() {
+    let Some((mut cx, machine, _qemu)) = boot(&registration()) else { return };
+    assert!(confirm(&mut cx), "{}", why(&cx));
+    assert_eq!(word(&machine, ACKNOWLEDGEMENT_AT), registration().token);
+    assert_eq!(word(&machine, ANSWER_AT) as u32, Answer::Accepted.code());
+    assert!(cx.guest.guest().is_err() && cx.guest.kernel().is_ok());
+    let head = Gfn(4 << 10);
+    let kernel = cx.guest.kernel().expect("it is trusted");
+    let found = kernel.free_blocks().heads(&cx.pager.view())(head).expect("a free block");
+    assert_eq!(found.order, 10);
+    assert_eq!(kernel.free_blocks().metadata_frame(head), Some(found.metadata));
+}
+
+/// A process may write such a page, but have no breakpoint in the kernel's half of memory.
+#[test]
+fn a_record_without_proof_is_not_believed() {
+    let Some((mut cx, machine, qemu)) = boot(&registration()) else { return };
+    for breakpoint in [None, Some(registration().virtual_address + 4096)] {
+        qemu.runs_with(forge::ROOT, breakpoint, PLAIN);
+        assert!(!confirm(&mut cx));
+        assert_eq!(why(&cx), UNPROVEN);
+    }
+    assert_eq!(word(&machine, ACKNOWLEDGEMENT_AT), 0);
+}
+
+/// The registers that QEMU prints may be those of a guest's guest, which chooses them.
+#[test]
+fn no_proof_counts_while_the_guest_may_run_guests() {
+    let Some((mut cx, _machine, qemu)) = boot(&registration()) else { return };
+    qemu.runs_with(forge::ROOT, Some(registration().virtual_address), WITH_VMX);
+    assert!(!confirm(&mut cx));
+    assert_eq!(why(&cx), NESTS);
+}
+
+#[test]
+fn a_kernel_that_has_been_acknowledged_before_is_asked_for_proof() {
+    let Some((mut cx, machine, qemu)) = boot(&registration()) else { return };
+    machine.words(Gpa(AT.0 + ACKNOWLEDGEMENT_AT), 1)[0].store(registration().token, Relaxed);
+    qemu.runs_with(forge::ROOT, None, PLAIN);
+    assert!(!confirm(&mut cx));
+    assert_eq!(word(&machine, ACKNOWLEDGEMENT_AT), 0, "the kernel sees that it must prove it");
+}
+
+/// The process that served the VM before has seen the proof.
+#[test]
+fn a_kernel_on_record_need_prove_nothing() {
+    let Some((mut cx, _machine, qemu)) = boot(&registration()) else { return };
+    assert!(confirm(&mut cx));
+    let digest = cx.guest.kernel().expect("it is trusted").digest();
+    cx.guest = KnownGuest::new(0, MetadataBy::Registration);
+    cx.record.note(|record| record.kernel = Some(digest));
+    qemu.runs_with(forge::ROOT, None, PLAIN);
+    assert!(confirm(&mut cx), "{}", why(&cx));
+}
+
+#[test]
+fn a_kernel_that_does_not_run_is_not_believed() {
+    let Some((mut cx, machine, qemu)) = boot(&registration()) else { return };
+    qemu.runs_with(Gpa(0), Some(registration().virtual_address), PLAIN);
+    assert!(!confirm(&mut cx));
+    assert_eq!(why(&cx), NOT_RUNNING);
+    assert_eq!(word(&machine, ACKNOWLEDGEMENT_AT), 0);
+}
+
+/// Another page names the address that the kernel has its breakpoint at.
+#[test]
+fn a_page_elsewhere_is_not_believed() {
+    let va = registration().virtual_address + 4096;
+    let Some((mut cx, machine, qemu)) =
+        boot(&Registration { virtual_address: va, ..registration() })
+    else {
+        return;
+    };
+    qemu.runs_with(forge::ROOT, Some(va), PLAIN);
+    assert!(!confirm(&mut cx));
+    assert_eq!(why(&cx), NOT_RUNNING);
+    assert_eq!(word(&machine, ACKNOWLEDGEMENT_AT), 0);
+}
+
+#[test]
+fn a_kernel_that_withdraws_is_believed_no_more() {
+    let Some((mut cx, machine, _qemu)) = boot(&registration()) else { return };
+    assert!(confirm(&mut cx) && !cx.guest.is_due(&cx.pager));
+    let state = &machine.words(Gpa(AT.0 + STATE_AT / 8 * 8), 1)[0];
+    state.store(state.load(Relaxed) as u32 as u64 | 2 << 32, Relaxed);
+    assert!(cx.guest.is_due(&cx.pager));
+    assert!(!confirm(&mut cx));
+    assert!(why(&cx).contains("was withdrawn"), "{}", why(&cx));
+}
+
+#[test]
+fn a_refused_helper_is_named_and_the_guest_is_told() {
+    let mut refused = registration();
+    // mov [rdi+0x30], eax
+    refused.page_free = [&[0x89], &PAGE_FREE[1..]].concat();
+    let Some((mut cx, machine, _qemu)) = boot(&refused) else { return };
+    assert!(!confirm(&mut cx));
+    let why = why(&cx);
+    assert!(why.contains("page_free") && why.contains("rule 3"), "{why}");
+    assert_eq!(word(&machine, ANSWER_AT) as u32, 2 | 5 << 8 | 3 << 16);
+    assert_eq!(word(&machine, ACKNOWLEDGEMENT_AT), refused.token);
+}
+
+#[test]
+fn metadata_outside_of_ram_is_refused() {
+    let mut outside = registration();
+    outside.ranges[0][1] += forge::RAM_BYTES;
+    outside.ranges[0][3] += forge::RAM_BYTES / forge::PAGE_BYTES;
+    let Some((mut cx, machine, _qemu)) = boot(&outside) else { return };
+    assert!(!confirm(&mut cx));
+    assert!(why(&cx).contains("does not lie in RAM"), "{}", why(&cx));
+    assert_eq!(word(&machine, ANSWER_AT) as u32, 2 | 4 << 8);
+}
+
+#[test]
+fn a_note_is_read_only_if_that_is_allowed() {
+    let Some((mut cx, _machine, qemu)) = boot(&registration()) else { return };
+    for (by, inspected) in [(MetadataBy::Either, true), (MetadataBy::Note, true)] {
+        cx.guest = KnownGuest::new(0, by);
+        qemu.runs_with(forge::ROOT, None, PLAIN);
+        assert!(confirm(&mut cx), "{}", why(&cx));
+        assert_eq!(cx.guest.guest().is_ok(), inspected);
+    }
+}
