@@ -23,6 +23,13 @@ pub struct Kernel {
     pub initrd: PathBuf,
     /// A directory with the `qemu-system-x86_64` that runs it; null: the one in PATH does.
     pub qemu_directory: Option<PathBuf>,
+    /// The module `vprobe`, which the guest has as `/vprobe.ko`, or why it does not exist.
+    #[serde(default = "not_built")]
+    pub vprobe: Result<PathBuf, String>,
+}
+
+fn not_built() -> Result<PathBuf, String> {
+    Err("there was no vprobe yet: run `cargo xtask assets` again".into())
 }
 
 /// Kernels by label, each of them or why it does not exist.
@@ -37,6 +44,14 @@ pub fn kernel(label: &str) -> Result<Kernel, String> {
         format!("{}: {error}: run `cargo xtask assets` first", manifest().display())
     })?;
     kernels.get(label).cloned().unwrap_or_else(|| Err(format!("kernel {label} is unknown")))
+}
+
+/// The module `vprobe` of the kernel with this label, or why it does not exist.
+///
+/// # Errors
+/// As for [`kernel`], and the reason for this module.
+pub fn vprobe(label: &str) -> Result<PathBuf, String> {
+    kernel(label)?.vprobe
 }
 
 /// The recorded kernels.

@@ -95,8 +95,9 @@ fn make(args: &Args) -> anyhow::Result<Kernel> {
     Ok(Kernel {
         package: cache::base_name(&directory),
         vmlinuz: directory.join("vmlinuz"),
-        initrd: Init::build()?.image(&cache, args.label(), &modules)?,
+        initrd: Init::build()?.image(&cache, args.label(), &modules, None)?,
         qemu_directory: None,
+        vprobe: Err(format!("vprobe is not built for the kernel {}", args.label())),
     })
 }
 

@@ -26,6 +26,7 @@ pub fn mirror() -> String {
 }
 
 /// What the release's list says about a package.
+#[derive(Clone)]
 pub struct Package {
     /// Its name.
     pub name: String,
@@ -124,21 +125,21 @@ impl Suite {
         files.collect()
     }
 
-    /// Downloads a package and all that it depends on, for a system that has nothing yet. Returns
+    /// Downloads packages and all that they depend on, for a system that has nothing yet. Returns
     /// the files.
     ///
     /// # Errors
     /// A package cannot be fetched.
     pub fn download_closure(
         &self,
-        package: &str,
+        packages: &[&str],
         directory: &Path,
     ) -> anyhow::Result<Vec<PathBuf>> {
         fs::create_dir_all(directory.join("partial"))?;
         let mut download = self.command("apt-get");
         download.arg("-o").arg(format!("Dir::Cache::archives={}", directory.display()));
         download.args(["--quiet", "--yes", "--no-install-recommends", "--download-only"]);
-        download.args(["install", package]);
+        download.arg("install").args(packages);
         output(download)?;
         let files = fs::read_dir(directory)?.flatten().map(|entry| entry.path());
         Ok(files.filter(|file| file.extension().is_some_and(|kind| kind == "deb")).collect())

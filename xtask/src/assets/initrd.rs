@@ -52,13 +52,20 @@ impl Init {
         Ok(Init { program: built("vmtest-guest")?, tiers: built("tiers")?, busybox })
     }
 
-    /// Returns the image for the kernel with these modules, named after its content. The image is
-    /// not compressed: unpacking takes a translated guest longer than reading.
+    /// Returns the image for the kernel with these modules, named after its content. Tests load
+    /// `vprobe` themselves. The image is not compressed: unpacking takes a translated guest longer
+    /// than reading.
     ///
     /// # Errors
     /// The file system fails.
-    pub fn image(&self, cache: &Cache, label: &str, modules: &Path) -> anyhow::Result<PathBuf> {
-        let image = self.archive(modules)?;
+    pub fn image(
+        &self,
+        cache: &Cache,
+        label: &str,
+        modules: &Path,
+        vprobe: Option<&Path>,
+    ) -> anyhow::Result<PathBuf> {
+        let image = self.archive(modules, vprobe)?;
         let mut hasher = DefaultHasher::new();
         image.hash(&mut hasher);
         let name = format!("{label}-{:016x}.cpio", hasher.finish());
@@ -72,7 +79,7 @@ impl Init {
         Ok(path)
     }
 
-    fn archive(&self, modules: &Path) -> anyhow::Result<Vec<u8>> {
+    fn archive(&self, modules: &Path, vprobe: Option<&Path>) -> anyhow::Result<Vec<u8>> {
         let mut archive = Archive::default();
         ["dev", "bin", "modules"].iter().for_each(|path| archive.directory(path));
         // Programs do not start without these devices.
@@ -81,6 +88,9 @@ impl Init {
         archive.file("init", &self.program);
         archive.file("bin/busybox", &self.busybox);
         archive.file("bin/tiers", &self.tiers);
+        if let Some(path) = vprobe {
+            archive.file("vprobe.ko", &fs::read(path)?);
+        }
         let mut names: Vec<_> = fs::read_dir(modules)?.collect::<Result<_, _>>()?;
         names.sort_by_key(|entry| entry.file_name());
         for entry in names {

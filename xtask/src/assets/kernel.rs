@@ -47,6 +47,19 @@ const fn source(
     Source { label, suite, newest, release, needs_newer_qemu }
 }
 
+impl Source {
+    /// Gets the lists of packages from which the kernel's modules can be built.
+    ///
+    /// # Errors
+    /// As for [`Suite::open`].
+    pub fn suite(&self, cache: &Cache) -> anyhow::Result<Suite> {
+        match self.suite.strip_suffix("-backports") {
+            Some(below) => Suite::layered(cache, self.suite, below),
+            None => Suite::open(cache, self.suite),
+        }
+    }
+}
+
 /// Returns a directory with `vmlinuz` and `modules/`, named after package and version.
 ///
 /// # Errors

@@ -6,6 +6,7 @@
 //! reason for each asset that is missing.
 
 pub(crate) mod apt;
+mod build_root;
 pub(crate) mod cache;
 mod cpio;
 pub(crate) mod initrd;
@@ -14,6 +15,7 @@ mod modules;
 mod qemu;
 mod qemu11;
 mod userland;
+mod vprobe;
 
 use std::path::PathBuf;
 
@@ -64,7 +66,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     for source in &wanted {
         let made = make(&cache, &init, source, args.refresh).map_err(|error| format!("{error:#}"));
         match &made {
-            Ok(kernel) => println!("{:<10} {}", source.label, kernel.package),
+            Ok(kernel) => {
+                println!("{:<10} {}", source.label, kernel.package);
+                if let Err(why) = &kernel.vprobe {
+                    println!("{:<10} without vprobe: {why}", source.label);
+                }
+            }
             Err(why) => println!("{:<10} unavailable: {why}", source.label),
         }
         kernels.insert(source.label.into(), made);
@@ -118,10 +125,14 @@ fn make(
         false => None,
     };
     let directory = kernel::fetch(cache, source, refresh)?;
+    let package = cache::base_name(&directory);
+    let vprobe = vprobe::module(cache, source, &package).map_err(|error| format!("{error:#}"));
+    let own = vprobe.as_deref().ok();
     Ok(Kernel {
-        package: cache::base_name(&directory),
+        initrd: init.image(cache, source.label, &directory.join("modules"), own)?,
+        package,
         vmlinuz: directory.join("vmlinuz"),
-        initrd: init.image(cache, source.label, &directory.join("modules"))?,
         qemu_directory,
+        vprobe,
     })
 }

@@ -46,7 +46,7 @@ fn make(cache: &Cache, shelf: &Path) -> anyhow::Result<PathBuf> {
     let made = work.path().join("made");
     let root = made.join("root");
     fs::create_dir_all(made.join("bin"))?;
-    for file in suite.download_closure(PACKAGE, archives.path())? {
+    for file in suite.download_closure(&[PACKAGE], archives.path())? {
         apt::unpack(&file, &root)?;
     }
     for path in LEFT_OUT {

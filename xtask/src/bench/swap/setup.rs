@@ -149,6 +149,7 @@ mod tests {
             vmlinuz: "/vmlinuz".into(),
             initrd: "/initrd".into(),
             qemu_directory: None,
+            vprobe: Err("no guest of a benchmark has it".into()),
         };
         let guest = setup.guest_of(kernel, Path::new("/dev/loop7"));
         let make = if keeper.is_ebb() { Guest::ebb_line } else { Guest::alike_line };

@@ -1,0 +1,5 @@
+//! Guests that register their page metadata, as `docs/vprobe.md` says.
+
+mod linux;
+mod module;
+mod other;
