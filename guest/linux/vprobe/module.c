@@ -236,8 +236,8 @@ free:
 }
 
 /*
- * The record's page stays behind for ever, withdrawn and mapped: a host that has begun to answer may
- * still write to it. Each load that registers costs one page.
+ * The record's page stays behind for ever, withdrawn and mapped: a host that has begun to answer
+ * may still write to it. Each load that registers costs one page.
  */
 static void __exit vprobe_exit(void)
 {
