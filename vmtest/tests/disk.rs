@@ -163,3 +163,18 @@ fn small_blocks_are_refused_with_the_reason() {
     let why = make(&["mkfs.xfs", "-q", "-f", "-s", "size=512"]);
     assert!(why.contains("xfs with sectors of 512 bytes"), "{why}");
 }
+
+/// Two writers of one image would lose what either of them has written.
+#[test]
+fn no_qemu_opens_an_image_that_ebb_serves() {
+    let host = Host::new();
+    let disk = Disk::new(&host, "disk", "64M").formatted("ext4");
+    let vm = host.run(Guest::debian("6.1-cloud").own_disk(&disk));
+    let drive = format!("if=none,id=d,format=raw,file={}", disk.image().display());
+    let mut qemu = Command::new("timeout");
+    qemu.args(["60", "qemu-system-x86_64", "-nodefaults", "-display", "none", "-S"]);
+    qemu.args(["-machine", "q35,accel=tcg", "-drive", &drive, "-device", "virtio-blk-pci,drive=d"]);
+    let ran = Ran::of(&mut qemu);
+    assert!(ran.code == Some(1) && ran.stderr.contains("lock"), "{:?}: {}", ran.code, ran.stderr);
+    vm.guest("mount ext4 /dev/vda /mnt");
+}

@@ -5,6 +5,7 @@
 #![deny(missing_docs)]
 
 pub mod bus_guard;
+pub mod byte_locks;
 pub mod call_filter;
 pub mod confine;
 pub mod folios;

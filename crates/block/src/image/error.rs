@@ -36,7 +36,7 @@ pub enum OpenErrorKind {
     )]
     Size(u64),
     /// Another process has locked it.
-    #[error("is in use by another process, maybe another ebbd")]
+    #[error("is in use by another process, maybe a QEMU or another ebbd")]
     InUse,
     /// It is made for smaller sectors.
     #[error("{0}")]

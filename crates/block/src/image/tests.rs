@@ -3,6 +3,8 @@
 use super::*;
 use std::os::unix::fs::FileExt;
 
+use ebb_sys::byte_locks;
+
 fn image_of(bytes: &[u8]) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().write_all_at(bytes, 0).unwrap();
@@ -62,6 +64,23 @@ fn readers_share_an_image_and_a_writer_does_not() {
     let _two = Image::open(file.path(), true).unwrap();
     assert!(one.is_readonly());
     assert!(why(file.path()).contains("in use"));
+}
+
+/// QEMU locks bytes of its images, and does not see flock(2).
+#[test]
+fn an_image_that_a_qemu_writes_is_in_use_and_bars_qemus() {
+    let file = image_of(&[0; 4096]);
+    let qemu = File::options().read(true).write(true).open(file.path()).unwrap();
+    byte_locks::share(&qemu, 101).unwrap();
+    assert!(why(file.path()).contains("in use"));
+    assert!(Image::open(file.path(), true).is_err(), "what is read would change");
+    byte_locks::release(&qemu, 101).unwrap();
+    let readonly = Image::open(file.path(), true).unwrap();
+    let is_barred = |at| byte_locks::is_locked_by_others(&qemu, at).unwrap();
+    assert_eq!([100, 101, 201, 203].map(is_barred), [true, false, true, true]);
+    drop(readonly);
+    let _image = Image::open(file.path(), false).unwrap();
+    assert_eq!([100, 101, 201, 203].map(is_barred), [true; 4]);
 }
 
 #[test]
