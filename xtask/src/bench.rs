@@ -33,6 +33,7 @@ mod sweep;
 mod taken;
 mod virtio_mem;
 mod vm;
+mod vprobe;
 mod vtmm;
 mod work;
 
@@ -131,6 +132,14 @@ enum Name {
     VirtioMemFig7,
     /// How long growing and shrinking takes
     VirtioMemPlug,
+    /// Time to reclaim and to return 2 MiB (V-Probe)
+    VprobeFig8,
+    /// Download of a large file from a guest whose memory was reclaimed
+    VprobeFig9,
+    /// A server that takes memory for each datagram, in a guest whose memory was reclaimed
+    VprobeFig10,
+    /// A database that grows, in a guest whose memory was reclaimed
+    VprobeFig11,
     /// How many page-table entries a monitoring visits, and what that costs the guest
     VtmmFig2,
     /// How often pages are found used, and which pages count as hot
@@ -152,7 +161,7 @@ enum Name {
 /// A benchmark: takes its figures in a session.
 type Bench = fn(&Session) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 32] = [
+const EACH: [(Name, Bench); 36] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
@@ -178,6 +187,10 @@ const EACH: [(Name, Bench); 32] = [
     (Name::VirtioMemFig5, virtio_mem::fig5),
     (Name::VirtioMemFig7, virtio_mem::fig7),
     (Name::VirtioMemPlug, virtio_mem::plug),
+    (Name::VprobeFig8, vprobe::fig8::run),
+    (Name::VprobeFig9, vprobe::fig9::run),
+    (Name::VprobeFig10, vprobe::fig10::run),
+    (Name::VprobeFig11, vprobe::fig11::run),
     (Name::VtmmFig2, vtmm::fig2::run),
     (Name::VtmmFig3, vtmm::fig3::run),
     (Name::VtmmFig5, vtmm::fig5::run),

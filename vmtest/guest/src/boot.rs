@@ -31,8 +31,8 @@ pub fn load_modules() -> Result<()> {
     load_in_order("order")
 }
 
-/// Loads what mounting `kind` needs, if the image has anything for it.
-fn load_file_system(kind: &str) -> Result<()> {
+/// Loads what mounting or the device `kind` needs, if the image has anything for it.
+pub fn load_for(kind: &str) -> Result<()> {
     let order = format!("order.{kind}");
     match Path::new(MODULES).join(&order).exists() {
         true => load_in_order(&order),
@@ -55,7 +55,7 @@ fn load_in_order(order: &str) -> Result<()> {
 
 /// Mounts a disk.
 pub fn mount_disk(kind: &str, device: &str, at: &str) -> Result<()> {
-    load_file_system(kind)?;
+    load_for(kind)?;
     fs::create_dir_all(at).context(at)?;
     let flags = MountFlags::empty();
     match mount_at(device, at, kind, flags, None) {

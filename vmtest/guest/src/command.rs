@@ -13,7 +13,7 @@ use crate::churn::Churn;
 use crate::disk;
 use crate::files::{self, Files};
 use crate::hot::Hot;
-use crate::{Context, Result, boot, measure, power, samples, shell};
+use crate::{Context, Result, boot, measure, network, power, samples, shell};
 
 /// Memory that is left to the kernel whatever is requested: init must not run short of it.
 const RESERVE_BYTES: u64 = 24 << 20;
@@ -60,6 +60,9 @@ impl Guest {
             ["mount", kind, device, at] => boot::mount_disk(kind, device, at).and(done()),
             ["umount", at] => boot::unmount(at).and(done()),
             ["fsync", path] => fsync(path),
+            ["network", address, gateway] => network::begin(address, gateway).and(done()),
+            ["serve", port, path] => network::serve_file(port, path).and(done()),
+            ["udp", port, size] => network::answer_udp(port, bytes(size)?).and(done()),
             ["diskchurn", name, directory, size] => {
                 self.new_churn(name, || Churn::start_on_disk(name, directory, bytes(size)?))
             }

@@ -17,6 +17,7 @@ mod hot;
 mod line;
 mod loaded_file;
 mod measure;
+mod network;
 mod power;
 mod samples;
 mod shell;

@@ -15,16 +15,19 @@ const WANTED: [&str; 4] = ["virtio_pci", "virtio_blk", "virtio_balloon", "virtio
 const FILE_SYSTEMS: [&str; 4] = ["ext4", "xfs", "btrfs", "virtiofs"];
 const CHECKSUM: &str = "crc32c_generic";
 
+/// Driver of the network device, loaded only if a guest is to have a network.
+const NETWORK: &str = "virtio_net";
+
 /// Names the modules that are picked. Another selection needs another cache.
 pub fn selection() -> String {
-    [&WANTED[..], &FILE_SYSTEMS[..], &[CHECKSUM]].concat().join(" ")
+    [&WANTED[..], &FILE_SYSTEMS[..], &[CHECKSUM, NETWORK]].concat().join(" ")
 }
 
 /// Picks modules from the unpacked packages in `root`.
 ///
 /// The wanted modules and what they depend on go into `directory`, uncompressed, and their order
-/// into the file `order` beside them. For a file system, `order.NAME` has what must be loaded
-/// besides. What the kernel has built in needs no module.
+/// into the file `order` beside them. For a file system and the network, `order.NAME` has what must
+/// be loaded besides. What the kernel has built in needs no module.
 ///
 /// # Errors
 /// A driver is neither in the packages nor built in, or a module is damaged.
@@ -47,7 +50,9 @@ pub fn pick(root: &Path, directory: &Path) -> anyhow::Result<()> {
         }
         picker.store(drivers, directory, &format!("order.{name}"))?;
     }
-    Ok(())
+    picker.picked.truncate(drivers);
+    picker.pick(NETWORK)?;
+    picker.store(drivers, directory, &format!("order.{NETWORK}"))
 }
 
 struct Picker {

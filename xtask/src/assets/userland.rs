@@ -11,9 +11,12 @@ use super::apt;
 use super::cache::Cache;
 
 const SUITE: &str = "bookworm";
-/// Packages besides the smallest system: the init of every Debian, a compressor, a compiler, a
-/// load.
-const PACKAGES: &str = "systemd-sysv,udev,zstd,gcc,libc6-dev,make,stress-ng";
+/// Packages besides the smallest system: the init of every Debian, a compressor, a compiler, two
+/// loads, a database.
+const PACKAGES: &str = "systemd-sysv,udev,zstd,gcc,libc6-dev,make,stress-ng,sysbench,redis-tools";
+/// The database's server, and the program that it is: which one it is depends on the name. Debian's
+/// package of the server has this link, too, and would also start it with the system.
+const SERVER: [&str; 2] = ["usr/local/bin/redis-server", "/usr/bin/redis-check-rdb"];
 /// A project in C that guests compile, in `/usr/src`.
 const PROJECT: &str = "lua5.4";
 /// Unit that checks every file against its package's checksums after the start. It writes to the
@@ -30,7 +33,7 @@ const CHECK: &str = "[Unit]\nDescription=Check all files\n\
 /// Debian's mirror cannot be reached, or this process is not root.
 pub fn archive(cache: &Cache) -> anyhow::Result<PathBuf> {
     let mut hasher = DefaultHasher::new();
-    (PACKAGES, PROJECT, CHECK).hash(&mut hasher);
+    (PACKAGES, PROJECT, CHECK, SERVER).hash(&mut hasher);
     let name = format!("{SUITE}-{:08x}.tar", hasher.finish() as u32);
     let path = cache.directory("userland")?.join(name);
     if path.exists() {
@@ -77,6 +80,8 @@ fn finish(root: &Path) -> anyhow::Result<()> {
     let units = root.join("etc/systemd/system");
     let wants = units.join("multi-user.target.wants");
     fs::create_dir_all(&wants)?;
+    let [server, program] = SERVER;
+    std::os::unix::fs::symlink(program, root.join(server))?;
     fs::write(units.join("check-files.service"), CHECK)?;
     std::os::unix::fs::symlink("../check-files.service", wants.join("check-files.service"))?;
     fs::write(root.join("etc/hostname"), "guest\n")?;
