@@ -99,8 +99,6 @@ impl RecordError {
             Self::Magic | Self::Length(_) | Self::Checksum | Self::OwnAddress(_) | Self::Token => {
                 return None;
             }
-            // The kernel writes the state last.
-            Self::State(0) => return None,
             Self::Version(_) => Reason::Version,
             Self::Range { fault: RangeFault::OutsideRam, .. } => Reason::OutsideRam,
             Self::RangeCount { .. } | Self::Range { .. } => Reason::Ranges,
