@@ -10,10 +10,7 @@ use std::os::fd::AsRawFd;
 /// # Errors
 /// As fcntl(2). `EINVAL` or `ENOLCK`: the file system has no such locks.
 pub fn share(file: &File, at: i64) -> io::Result<()> {
-    let lock = one_byte(at, libc::F_RDLCK);
-    // SAFETY: the descriptor is open, and fcntl(2) only reads `lock`.
-    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    set(file, one_byte(at, libc::F_RDLCK))
 }
 
 /// Gives the lock of the byte at `at` up.
@@ -21,10 +18,7 @@ pub fn share(file: &File, at: i64) -> io::Result<()> {
 /// # Errors
 /// As fcntl(2).
 pub fn release(file: &File, at: i64) -> io::Result<()> {
-    let lock = one_byte(at, libc::F_UNLCK);
-    // SAFETY: the descriptor is open, and fcntl(2) only reads `lock`.
-    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    set(file, one_byte(at, libc::F_UNLCK))
 }
 
 /// Whether anybody else has a lock of the byte at `at`.
@@ -39,6 +33,12 @@ pub fn is_locked_by_others(file: &File, at: i64) -> io::Result<bool> {
         true => Err(io::Error::last_os_error()),
         false => Ok(lock.l_type != libc::F_UNLCK as i16),
     }
+}
+
+fn set(file: &File, lock: libc::flock) -> io::Result<()> {
+    // SAFETY: the descriptor is open, and fcntl(2) only reads `lock`.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 fn one_byte(at: i64, kind: libc::c_int) -> libc::flock {
