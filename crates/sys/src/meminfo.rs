@@ -23,7 +23,8 @@ impl MemInfo {
         MemInfo::parse(&text).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    fn parse(text: &str) -> Option<MemInfo> {
+    /// Parses the text of such a file, of this host or of a guest. `None`: it has another form.
+    pub fn parse(text: &str) -> Option<MemInfo> {
         let [total_bytes, available_bytes] =
             ["MemTotal:", "MemAvailable:"].map(|key| bytes(text, key));
         Some(MemInfo { total_bytes: total_bytes?, available_bytes: available_bytes? })

@@ -3,6 +3,8 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+#[cfg(test)]
+use vmtest::assets::Kernel;
 use vmtest::{Guest, Host, Vm};
 
 use super::bare;
@@ -71,4 +73,16 @@ pub fn balloon(vm: &Vm, guest_bytes: u64) {
 /// Returns the guest's current memory, as its balloon driver tells it.
 pub fn balloon_bytes(vm: &Vm) -> u64 {
     vm.qmp("query-balloon", json!({}))["actual"].as_u64().unwrap_or(0)
+}
+
+/// Returns a kernel whose files do not exist, for tests of command lines.
+#[cfg(test)]
+pub fn no_kernel() -> Kernel {
+    Kernel {
+        package: "linux".into(),
+        vmlinuz: "/vmlinuz".into(),
+        initrd: "/initrd".into(),
+        qemu_directory: None,
+        vprobe: Err("no guest of a benchmark has it".into()),
+    }
 }

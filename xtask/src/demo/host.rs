@@ -1,9 +1,9 @@
 //! Checks whether this host can run the demo, by what `ebb doctor` says.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
+use ebb_sys::meminfo::MemInfo;
 use ebb_units::Bytes;
 use serde::Deserialize;
 use vmtest::{Host, assets};
@@ -71,11 +71,7 @@ fn doctor() -> anyhow::Result<Report> {
 }
 
 fn available() -> anyhow::Result<Bytes> {
-    let path = "/proc/meminfo";
-    let table = fs::read_to_string(path).context(path)?;
-    let line = table.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|rest| rest.split_whitespace().next()).context("no MemAvailable")?;
-    Ok(Bytes(kib.parse::<u64>()? << 10))
+    Ok(Bytes(MemInfo::read().context("/proc/meminfo")?.available_bytes))
 }
 
 impl Finding {

@@ -129,6 +129,7 @@ mod tests {
     use super::*;
     use crate::bench::swap::keeper::PLAIN_LINUX;
     use crate::bench::swap::linux::{Linux, Memory, Swap};
+    use crate::bench::vm::no_kernel;
 
     const EBB: [Keeper; 7] = [
         Keeper::Ebb,
@@ -144,14 +145,7 @@ mod tests {
         let image = Path::new("/image");
         let setup = Setup::new(keeper, Medium::Ssd, [512, 192], image);
         let setup = Setup { cpus: 2, append: "pti=on", ..setup };
-        let kernel = Kernel {
-            package: "linux".into(),
-            vmlinuz: "/vmlinuz".into(),
-            initrd: "/initrd".into(),
-            qemu_directory: None,
-            vprobe: Err("no guest of a benchmark has it".into()),
-        };
-        let guest = setup.guest_of(kernel, Path::new("/dev/loop7"));
+        let guest = setup.guest_of(no_kernel(), Path::new("/dev/loop7"));
         let make = if keeper.is_ebb() { Guest::ebb_line } else { Guest::alike_line };
         make(&guest, "vm0", Path::new("/host/vm0"))
     }

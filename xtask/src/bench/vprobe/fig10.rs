@@ -8,12 +8,12 @@ use anyhow::{Context, ensure};
 use vmtest::Vm;
 
 use super::side::{self, Setup, Side};
-use crate::bench::blocks::{Blocks, Taken};
 use crate::bench::kept::{Figures, add};
 use crate::bench::report::Report;
 use crate::bench::rounds::{percentile_us, us};
 use crate::bench::row::Row;
 use crate::bench::session::Session;
+use crate::bench::taken::Taken;
 use crate::interrupt;
 use crate::plot::{Figure, Panel, Series};
 
@@ -49,12 +49,9 @@ const JUDGED: usize = 90;
 /// # Errors
 /// QEMU has no user network.
 pub fn run(session: &Session) -> anyhow::Result<Report> {
-    let mut report = Report::new(NAME);
-    let mut blocks = Blocks::open(session, NAME)?;
-    report.seeded(blocks.seed());
+    let (mut report, mut blocks) = side::begin(session, NAME)?;
     let is_full = usize::from(!session.identity.quick);
     let (count, memory_mib) = (BLOCKS[is_full], MEMORY_MIB[is_full]);
-    side::note_terms(&mut report);
     report.note(format!(
         "A guest of {memory_mib} MiB with {CPUS} vCPUs behind QEMU's user network; the client is on the \
          host. The server keeps {REQUEST_MIB} MiB for each request, until nearly all memory is used; {count} \
@@ -131,15 +128,10 @@ fn check(vm: &Vm) -> anyhow::Result<()> {
 }
 
 fn rows(report: &mut Report, taken: &Taken) {
-    let ebb = Side::VProbe;
     for (figure, percent) in PERCENTILES {
-        for other in [Side::Nobody, Side::Iopf, Side::Reporting] {
-            let [of_ebb, of_other] = [ebb, other].map(|side| taken.rounds(side.name(), figure));
-            let row = Row::new(format!("a request, {figure}"), "us", &of_ebb);
-            let row = row.failed(taken.failed()).against_vms(other.name(), &of_other);
-            let is_goal = other == Side::Nobody && percent == JUDGED;
-            report.row(if is_goal { row.at_most(GOAL) } else { row });
-        }
+        let label = format!("a request, {figure}");
+        let judge = |row: Row| if percent == JUDGED { row.at_most(GOAL) } else { row };
+        side::compare(report, taken, (&label, "us", figure), &SIDES[1..], judge);
     }
 }
 

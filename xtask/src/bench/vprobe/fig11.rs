@@ -13,15 +13,14 @@ use anyhow::{Context, bail, ensure};
 use vmtest::{Host, Scratch, Vm, assets};
 
 use super::side::{self, Setup, Side};
-use crate::bench::blocks::{Blocks, Taken};
 use crate::bench::hyperalloc::fig7;
 use crate::bench::kept::{Figures, add};
 use crate::bench::report::Report;
-use crate::bench::row::Row;
 use crate::bench::session::Session;
 use crate::bench::sweep;
+use crate::bench::taken::Taken;
 use crate::interrupt;
-use crate::plot::{Figure, Panel, Series};
+use crate::plot::{Figure, Panel};
 
 const NAME: &str = "vprobe-fig11";
 const SIDES: [Side; 4] = [Side::VProbe, Side::Nobody, Side::Iopf, Side::Reporting];
@@ -64,13 +63,10 @@ const COURSE: &str = "course";
 /// # Errors
 /// QEMU has no user network, or there is no Debian to run.
 pub fn run(session: &Session) -> anyhow::Result<Report> {
-    let mut report = Report::new(NAME);
-    let mut blocks = Blocks::open(session, NAME)?;
-    report.seeded(blocks.seed());
+    let (mut report, mut blocks) = side::begin(session, NAME)?;
     let is_full = usize::from(!session.identity.quick);
     let (count, requests) = (BLOCKS[is_full], REQUESTS[is_full]);
     let memory_mib = MEMORY_MIB[is_full];
-    side::note_terms(&mut report);
     report.note(format!(
         "A guest of {memory_mib} MiB with {CPUS} vCPUs runs redis-server behind QEMU's user network; \
          redis-benchmark on the host sends {requests} SETs of {KEYS} random keys, {VALUE_BYTES} bytes each, by {CONNECTIONS} connections; \
@@ -206,30 +202,15 @@ fn course(text: &str) -> impl Iterator<Item = f64> + '_ {
 }
 
 fn rows(report: &mut Report, taken: &Taken) {
-    let ebb = Side::VProbe;
-    for (figure, unit) in [(QPS, "1/s"), (TAIL, "ms")] {
-        for other in [Side::Nobody, Side::Iopf, Side::Reporting] {
-            let [of_ebb, of_other] = [ebb, other].map(|side| taken.rounds(side.name(), figure));
-            let row = Row::new(figure, unit, &of_ebb).failed(taken.failed());
-            let row = row.against_vms(other.name(), &of_other);
-            let is_goal = other == Side::Nobody && figure == QPS;
-            report.row(if is_goal { row.at_least(GOAL) } else { row });
-        }
-    }
+    let others = &SIDES[1..];
+    side::compare(report, taken, (QPS, "1/s", QPS), others, |row| row.at_least(GOAL));
+    side::compare(report, taken, (TAIL, "ms", TAIL), others, |row| row);
 }
 
 /// Draws the last block.
 fn plot(report: &Report, taken: &Taken) -> anyhow::Result<()> {
     // The client prints four times a second.
-    let series = taken.names().map(|name| Series {
-        name: name.into(),
-        points: (1..)
-            .zip(taken.course(name, COURSE))
-            .map(|(piece, qps)| (f64::from(piece) / 4.0, qps))
-            .collect(),
-        is_bound: false,
-    });
-    let panel = Panel { series: series.collect(), ..Panel::default() };
+    let panel = Panel { series: side::courses(taken, COURSE, 0.25), ..Panel::default() };
     let title = "SETs of 2 KiB in a database (V-Probe, fig. 11)";
     report.plot(&Figure { title, x_label: "s", y_label: "requests/s", panels: &[panel] })
 }

@@ -14,7 +14,6 @@ use vmtest::{Host, Vm};
 
 use super::api;
 use super::side::{self, MIB, Setup, Side};
-use crate::bench::blocks::{Blocks, Taken};
 use crate::bench::held::Holders;
 use crate::bench::hyperalloc::fig7;
 use crate::bench::kept::{Figures, add};
@@ -22,6 +21,7 @@ use crate::bench::report::Report;
 use crate::bench::rounds::us;
 use crate::bench::row::Row;
 use crate::bench::session::Session;
+use crate::bench::taken::Taken;
 use crate::bench::vm as vms;
 use crate::interrupt;
 use crate::plot::{Figure, Panel, Series};
@@ -89,11 +89,8 @@ const RANGE: &str = "Ebb's memory for each reclaimed range";
 /// # Errors
 /// There is no Debian to run.
 pub fn run(session: &Session) -> anyhow::Result<Report> {
-    let mut report = Report::new(NAME);
-    let mut blocks = Blocks::open(session, NAME)?;
-    report.seeded(blocks.seed());
+    let (mut report, mut blocks) = side::begin(session, NAME)?;
     let count = BLOCKS[usize::from(!session.identity.quick)];
-    side::note_terms(&mut report);
     report.note(format!(
         "A guest of {MEMORY_MIB} MiB with {CPUS} vCPUs; {TIMES} requests of 2 MiB in each VM and state, \
          medians; {count} VMs of each side."

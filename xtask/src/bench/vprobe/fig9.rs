@@ -8,15 +8,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 
 use super::side::{self, MIB, Setup, Side};
-use crate::bench::blocks::{Blocks, Taken};
 use crate::bench::kept::{Figures, add};
 use crate::bench::report::Report;
-use crate::bench::row::Row;
 use crate::bench::session::Session;
 use crate::bench::swap::rig;
+use crate::bench::taken::Taken;
 use crate::bench::{sweep, work};
 use crate::interrupt;
-use crate::plot::{Figure, Panel, Series};
+use crate::plot::{Figure, Panel};
 
 const NAME: &str = "vprobe-fig9";
 const SIDES: [Side; 5] = [Side::VProbe, Side::Nobody, Side::Iopf, Side::Balloon, Side::Reporting];
@@ -49,13 +48,10 @@ const COURSE: &str = "course";
 /// # Errors
 /// QEMU has no user network, or the host permits no loop device.
 pub fn run(session: &Session) -> anyhow::Result<Report> {
-    let mut report = Report::new(NAME);
-    let mut blocks = Blocks::open(session, NAME)?;
-    report.seeded(blocks.seed());
+    let (mut report, mut blocks) = side::begin(session, NAME)?;
     let is_full = usize::from(!session.identity.quick);
     let (count, memory_mib) = (BLOCKS[is_full], MEMORY_MIB[is_full]);
     let file_mib = memory_mib * FILE_PERCENT / 100;
-    side::note_terms(&mut report);
     report.note(format!(
         "A guest of {memory_mib} MiB with {CPUS} vCPUs serves a file of {file_mib} MiB by sendfile(2), \
          from a disk of QEMU's that the host has in memory, through QEMU's user network; {count} VMs of each \
@@ -134,29 +130,14 @@ fn speed(bytes: u64, time: Duration) -> f64 {
 }
 
 fn rows(report: &mut Report, taken: &Taken) {
-    let ebb = Side::VProbe;
-    for figure in [MEAN, LEAST] {
-        for &other in &SIDES[1..] {
-            let [of_ebb, of_other] = [ebb, other].map(|side| taken.rounds(side.name(), figure));
-            let row = Row::new(figure, "MiB/s", &of_ebb).failed(taken.failed());
-            let row = row.against_vms(other.name(), &of_other);
-            let is_goal = other == Side::Nobody && figure == MEAN;
-            report.row(if is_goal { row.at_least(GOAL) } else { row });
-        }
-    }
+    let others = &SIDES[1..];
+    side::compare(report, taken, (MEAN, "MiB/s", MEAN), others, |row| row.at_least(GOAL));
+    side::compare(report, taken, (LEAST, "MiB/s", LEAST), others, |row| row);
 }
 
 /// Draws the last block.
 fn plot(report: &Report, taken: &Taken) -> anyhow::Result<()> {
-    let series = taken.names().map(|name| Series {
-        name: name.into(),
-        points: (1..)
-            .zip(taken.course(name, COURSE))
-            .map(|(second, speed)| (f64::from(second), speed))
-            .collect(),
-        is_bound: false,
-    });
-    let panel = Panel { series: series.collect(), ..Panel::default() };
+    let panel = Panel { series: side::courses(taken, COURSE, 1.0), ..Panel::default() };
     let title = "Download of a file larger than the guest's memory (V-Probe, fig. 9)";
     report.plot(&Figure { title, x_label: "s", y_label: "MiB/s", panels: &[panel] })
 }

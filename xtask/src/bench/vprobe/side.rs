@@ -5,17 +5,22 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
+use ebb_sys::meminfo::MemInfo;
 use ebb_units::HUGE_BYTES;
 use vmtest::assets::{self, Kernel};
 use vmtest::{Guest, Host, Vm};
 
 use super::api;
+use crate::bench::blocks::Blocks;
 use crate::bench::kept::{Figures, add};
 use crate::bench::report::Report;
+use crate::bench::row::Row;
+use crate::bench::session::Session;
 use crate::bench::taken::Taken;
 use crate::bench::vm as vms;
 use crate::interrupt;
+use crate::plot::Series;
 
 pub const MIB: u64 = 1 << 20;
 const KERNEL: &str = "6.1-cloud";
@@ -188,11 +193,9 @@ pub fn use_all(vm: &Vm) -> anyhow::Result<()> {
 /// # Errors
 /// The guest does not tell.
 pub fn room_mib(vm: &Vm) -> anyhow::Result<u64> {
-    let table = vm.guest("cat /proc/meminfo");
-    let line = table.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    let kib = kib.ok_or_else(|| anyhow::anyhow!("the guest does not tell MemAvailable"))?;
-    Ok((kib >> 10).saturating_sub(ROOM_MIB))
+    let memory = MemInfo::parse(&vm.guest("cat /proc/meminfo"));
+    let memory = memory.context("the guest does not tell MemAvailable")?;
+    Ok((memory.available_bytes / MIB).saturating_sub(ROOM_MIB))
 }
 
 /// Waits until the guest has reported all that it had to report: the host's memory stays the same
@@ -227,6 +230,46 @@ pub fn forward(protocol: &str, guest_port: u16) -> anyhow::Result<(SocketAddr, S
     Ok((here, format!("{protocol}:{here}-:{guest_port}")))
 }
 
+/// Begins a figure: its report, with what all figures share, and its blocks.
+///
+/// # Errors
+/// The results of an earlier session cannot be read.
+pub fn begin(session: &Session, name: &'static str) -> anyhow::Result<(Report, Blocks)> {
+    let mut report = Report::new(name);
+    let blocks = Blocks::open(session, name)?;
+    report.seeded(blocks.seed());
+    note_terms(&mut report);
+    Ok((report, blocks))
+}
+
+/// Adds a row for each of `others`, which compares a figure of V-Probe's with theirs. `judge` sets
+/// the goal of the row against the VMs without reclaim.
+pub fn compare(
+    report: &mut Report,
+    taken: &Taken,
+    (label, unit, figure): (&str, &'static str, &str),
+    others: &[Side],
+    judge: impl Fn(Row) -> Row,
+) {
+    let of = |side: Side| taken.rounds(side.name(), figure);
+    for &other in others {
+        let row = Row::new(label, unit, &of(Side::VProbe)).failed(taken.failed());
+        let row = row.against_vms(other.name(), &of(other));
+        report.row(if other == Side::Nobody { judge(row) } else { row });
+    }
+}
+
+/// Returns the courses of a figure in the last block, a line for each side. A value stands for
+/// `seconds`.
+pub fn courses(taken: &Taken, figure: &str, seconds: f64) -> Vec<Series> {
+    let points = |name: &str| {
+        let course = (1..).zip(taken.course(name, figure));
+        course.map(|(number, value)| (f64::from(number) * seconds, value)).collect()
+    };
+    let line = |name: &str| Series { name: name.into(), points: points(name), is_bound: false };
+    taken.names().map(line).collect()
+}
+
 /// Notes how much was taken from the guests of each side.
 pub fn note_taken(report: &mut Report, taken: &Taken) {
     for side in [Side::VProbe, Side::Iopf] {
@@ -235,8 +278,7 @@ pub fn note_taken(report: &mut Report, taken: &Taken) {
     }
 }
 
-/// Notes what all figures share.
-pub fn note_terms(report: &mut Report) {
+fn note_terms(report: &mut Report) {
     report.note(
         "Guests are emulated, in strict mode where Ebb manages them, and have used nearly all their memory \
          before.",
@@ -258,14 +300,7 @@ mod tests {
             image: Some(Path::new("/image")),
             forwarded: Some("tcp:127.0.0.1:4000-:80"),
         };
-        let kernel = Kernel {
-            package: "linux".into(),
-            vmlinuz: "/vmlinuz".into(),
-            initrd: "/initrd".into(),
-            qemu_directory: None,
-            vprobe: Err("no guest of a benchmark has it".into()),
-        };
-        side.guest(kernel, &setup).ebb_line("vm0", Path::new("/host/vm0"))
+        side.guest(vms::no_kernel(), &setup).ebb_line("vm0", Path::new("/host/vm0"))
     }
 
     #[test]
