@@ -25,6 +25,7 @@ pub mod nested;
 mod process;
 mod scattered_files;
 mod slow_disk;
+mod there_and_back;
 pub mod tracked;
 mod vm;
 
@@ -42,6 +43,7 @@ use testkit::wait;
 pub use testkit::{
     HostSetting, Scratch, Undo, deadline, give_up, require, setting, skip, undo, until, until_or,
 };
+pub use there_and_back::assert_goes_and_comes_back;
 pub use vm::{AccessTimes, Churn, Vm};
 
 /// How often a test repeats what fails rarely: `usual` times, or `long` times if `EBB_LONG` is set.

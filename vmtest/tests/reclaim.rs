@@ -1,33 +1,11 @@
 //! Free memory is returned to the host and comes back, and no byte that the guest wrote changes.
 
 use ebb_api::Backing;
-use vmtest::{Guest, Host, HostSetting, Vm, assets, require, rounds, until};
+use vmtest::{
+    Guest, Host, HostSetting, assert_goes_and_comes_back, assets, require, rounds, until,
+};
 
 const MIB: u64 = 1 << 20;
-
-/// Reclaims while all memory of the guest is in use and changes, then when nothing changes.
-fn assert_goes_and_comes_back(vm: &Vm) {
-    vm.guest("fill kept 100M");
-    vm.churn("150M");
-    for _ in 0..rounds(2, 20) {
-        vm.reclaim();
-        vm.churn_on(1);
-    }
-    assert_eq!(vm.churn_stop().wrong_bytes, 0);
-    assert_freed_memory_goes_and_comes_back(vm);
-    assert_eq!(vm.guest("check kept"), "0");
-}
-
-fn assert_freed_memory_goes_and_comes_back(vm: &Vm) {
-    vm.guest("fill a 500M");
-    vm.guest("free a");
-    let full_bytes = vm.host_bytes();
-    let report = vm.reclaim();
-    assert!(vm.host_bytes() + 350 * MIB < full_bytes, "{report:?}, {full_bytes} before");
-    vm.guest("fill a 500M");
-    assert_eq!(vm.guest("check a"), "0");
-    assert!(vm.host_bytes() > 500 * MIB);
-}
 
 #[test]
 fn freed_memory_goes_to_the_host_and_comes_back() {

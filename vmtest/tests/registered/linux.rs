@@ -1,9 +1,7 @@
 //! Ebb reclaims from a Linux that it knows by its registration only, as it does from one that it has
 //! inspected.
 
-use vmtest::{Guest, Host, Vm, assets, require, rounds, until};
-
-const MIB: u64 = 1 << 20;
+use vmtest::{Guest, Host, Vm, assert_goes_and_comes_back, assets, require, rounds, until};
 
 /// A host that reads no note.
 fn host() -> Host {
@@ -30,24 +28,6 @@ fn wait_known(vm: &Vm) {
     until("a registration that Ebb knows", || (vm.ebb("reclaim").code == Some(0)).then_some(()));
     let guest = vm.status().guest;
     assert!(guest.trusted && guest.registered, "{guest:?}");
-}
-
-/// Reclaims while the guest uses its memory, and after it has freed much of it.
-fn assert_goes_and_comes_back(vm: &Vm) {
-    vm.guest("fill kept 100M");
-    vm.churn("150M");
-    for _ in 0..rounds(3, 20) {
-        vm.reclaim();
-        vm.churn_on(1);
-    }
-    assert_eq!(vm.churn_stop().wrong_bytes, 0);
-    vm.guest("fill a 400M");
-    vm.guest("free a");
-    let full_bytes = vm.host_bytes();
-    let report = vm.reclaim();
-    assert!(vm.host_bytes() + 250 * MIB < full_bytes, "{report:?}, {full_bytes} before");
-    vm.guest("fill a 400M");
-    assert_eq!([vm.guest("check a"), vm.guest("check kept")], ["0", "0"]);
 }
 
 fn each_mode(label: &str) {

@@ -3,3 +3,4 @@
 mod linux;
 mod module;
 mod other;
+mod reading;

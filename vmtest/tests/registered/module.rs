@@ -1,18 +1,22 @@
 //! The guest's side of a registration: the module `vprobe` in a real kernel. No Ebb runs here; the
 //! test reads the guest's memory and answers in the host's place.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use ebb_inspect::{GuestMemory, Snapshot};
+use ebb_inspect::Snapshot;
 use ebb_sys::process::Process;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
 use ebb_vm::{Ram, layout};
-use ebb_vprobe::{
-    ACKNOWLEDGEMENT_AT, ANSWER_AT, Answer, Kind, RECORD_WORDS, Reason, Record, State, may_be_record,
-};
+use ebb_vprobe::{ACKNOWLEDGEMENT_AT, ANSWER_AT, Answer, Kind, Reason, Record, State};
 use serde_json::json;
 use vmtest::{Disk, Guest, GuestError, Host, Vm, assets, require, until};
+
+use crate::reading;
+
+/// Free blocks: the first frame, and the order.
+type Blocks = BTreeMap<Gfn, u64>;
 
 /// A guest that has registered, seen from outside.
 struct Registered {
@@ -49,28 +53,21 @@ impl Registered {
         copy
     }
 
-    /// The record at an address, as it is now.
-    fn at(&self, gpa: Gpa) -> Option<Record> {
-        let mut words = [0; RECORD_WORDS];
-        for (index, word) in words.iter_mut().enumerate() {
-            *word = self.ram.word(Gpa(gpa.0 + index as u64 * 8))?;
-        }
-        Record::parse(&words, gpa).ok()
+    /// A copy of all RAM, and the free blocks by the helpers at the same time.
+    fn stopped(&self, record: &Record) -> (Snapshot, Blocks) {
+        self.vm.stopped(|| (self.snapshot(), reading::free_blocks(&self.ram, record)))
     }
 
+    /// The state of the record at an address, if one is there.
     fn state(&self, gpa: Gpa) -> Option<State> {
-        self.at(gpa).map(|record| record.state())
+        Some(reading::record_at(&self.ram, gpa)?.state())
     }
 
     /// All registrations in force, by address.
     fn records(&self) -> Vec<(Gpa, Record)> {
-        let frames = self.ram.regions().flat_map(|region| {
-            FrameRange::new(region.gpa.gfn(), region.bytes / FRAME_BYTES).frames()
-        });
-        let pages = frames.map(Gfn::gpa);
-        let candidates = pages.filter(|&gpa| self.ram.word(gpa).is_some_and(may_be_record));
-        let found = candidates.filter_map(|gpa| Some((gpa, self.at(gpa)?)));
-        found.filter(|(_, record)| record.state() == State::Registered).collect()
+        let mut found = reading::records(&self.ram);
+        found.retain(|(_, record)| record.state() == State::Registered);
+        found
     }
 
     /// The only registration in force.
@@ -122,29 +119,8 @@ fn watches(registers: &str, address: u64) -> bool {
     })
 }
 
-/// Every free block by the helpers: the first frame and the order, for each frame that is one.
-fn free_by_helpers(memory: &Snapshot, record: &Record) -> Vec<(Gfn, u64)> {
-    let is_free = record.helper(Kind::PageFree).expect("page_free is accepted");
-    let order = record.helper(Kind::PageOrder).expect("page_order is accepted");
-    let (mut frees, mut orders, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
-    for range in record.ranges() {
-        let mut pages = vec![0; ((range.end.0 - range.start.0) / 8) as usize];
-        for (index, word) in pages.iter_mut().enumerate() {
-            *word = memory.word(Gpa(range.start.0 + index as u64 * 8)).expect("metadata is in RAM");
-        }
-        is_free.evaluate(&pages, &mut frees);
-        order.evaluate(&pages, &mut orders);
-        let count = range.frames.count as usize;
-        assert_eq!((frees.len(), orders.len()), (count, count));
-        let frames = range.frames.frames().zip(frees.iter().zip(&orders));
-        let free = frames.filter(|(_, (is_free, _))| **is_free == 1);
-        blocks.extend(free.map(|(gfn, (_, order))| (gfn, *order)));
-    }
-    blocks
-}
-
 /// Checks the record against what Ebb knows of this kernel without it.
-fn assert_agrees(memory: &Snapshot, record: &Record, ram: &Ram) {
+fn assert_agrees((memory, free): &(Snapshot, Blocks), record: &Record, ram: &Ram) {
     let kernel = ebb_inspect::Guest::inspect(memory, &[]).expect("a stock kernel");
     assert_eq!(record.page_size().bytes(), ebb_inspect::PAGE_BYTES as usize);
     assert_eq!(record.max_order(), kernel.layout().max_order());
@@ -160,7 +136,7 @@ fn assert_agrees(memory: &Snapshot, record: &Record, ram: &Ram) {
         known.push((gfn, u64::from(order)));
     });
     assert!(known.len() > 50, "{}", known.len());
-    assert_eq!(free_by_helpers(memory, record), known);
+    assert_eq!(free.iter().map(|(&gfn, &order)| (gfn, order)).collect::<Vec<_>>(), known);
 }
 
 /// Leaves free blocks of all sizes.
@@ -179,7 +155,7 @@ fn lives(label: &str) {
     let (gpa, record) = guest.record();
     guest.wait_proven(&record, true);
     fragment(&guest.vm);
-    let memory = guest.vm.stopped(|| guest.snapshot());
+    let memory = guest.stopped(&record);
     assert_agrees(&memory, &record, &guest.ram);
 
     guest.answer(gpa, Answer::Accepted, record.token());
@@ -239,7 +215,7 @@ fn two_nodes_and_memory_above_4_gib() {
     require!(assets::vprobe("6.1-cloud"));
     let guest = Registered::start(Guest::debian("6.1-cloud").memory("3G").nodes(2));
     let (_, record) = guest.record();
-    let memory = guest.vm.stopped(|| guest.snapshot());
+    let memory = guest.stopped(&record);
     assert_agrees(&memory, &record, &guest.ram);
 }
 

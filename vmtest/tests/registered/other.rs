@@ -12,6 +12,7 @@ use vmtest::until;
 
 use self::registration::Registration;
 use self::system::{Other, Shape, field};
+use crate::reading;
 
 const SMALL: Shape = Shape { frame_bytes: 40, memory_mib: 512, arguments: &[] };
 /// Half of its memory lies above 4 GiB, with a range of metadata of its own.
@@ -33,7 +34,7 @@ fn told_blocks(other: &mut Other) -> Vec<(u64, u64)> {
 
 /// Checks that the helpers tell of as many blocks as the system.
 fn assert_agrees(other: &mut Other, ram: &Ram, registration: &Registration) {
-    let blocks = registration.free_blocks(ram);
+    let blocks = reading::free_blocks(ram, &registration.record);
     for (order, count) in told_blocks(other) {
         let seen = blocks.values().filter(|found| **found == order).count() as u64;
         assert_eq!(seen, count, "blocks of order {order}");
@@ -136,9 +137,9 @@ fn lost_memory_is_noticed() {
     let puncher = Puncher::new(other.vm.ram());
     let registration = Registration::find(puncher.ram());
     assert_right(&mut other, "take 40");
-    let used = registration.free_blocks(puncher.ram());
+    let used = reading::free_blocks(puncher.ram(), &registration.record);
     other.ask("give 40");
-    let free = registration.free_blocks(puncher.ram());
+    let free = reading::free_blocks(puncher.ram(), &registration.record);
     let mut was_used = free.iter().filter(|(gfn, order)| used.get(gfn) != Some(order));
     let (&first, &order) = was_used.next().expect("blocks that were used");
     puncher.punch(FrameRange::new(first, 1 << order)).expect("a hole");
