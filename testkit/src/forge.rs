@@ -13,6 +13,8 @@ pub mod broken;
 use ebb_inspect::Snapshot;
 use ebb_units::{FRAME_BYTES, Gfn, Gpa};
 
+use crate::vprobe::Registration;
+
 /// Size of the guest's RAM, which begins at address 0.
 pub const RAM_BYTES: u64 = 64 << 20;
 /// Size of the guest's RAM in frames.
@@ -63,6 +65,17 @@ const PRIVATE: u64 = 40;
 const BUDDY: u64 = -129i32 as u32 as u64;
 const PRESENT: u64 = 0b11;
 const LEAF: u64 = 1 << 7;
+
+/// What the made-up kernel registers, with the record at `at`: its struct pages, which the helpers
+/// of V-Probe's paper read.
+pub fn registration(at: Gpa) -> Registration {
+    let end = MEMMAP.0 + FRAMES * PAGE_BYTES;
+    Registration {
+        virtual_address: DIRECT_VA + at.0,
+        ranges: vec![[MEMMAP.0, end, 0, FRAMES]],
+        ..Registration::default()
+    }
+}
 
 /// A made-up guest.
 pub struct Forge {

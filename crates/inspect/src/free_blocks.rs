@@ -2,7 +2,7 @@
 
 use ebb_units::{Gfn, Gpa};
 
-use crate::{BuddyBlock, ChosenBlocks, Guest, GuestMemory, Head, Registered, Request};
+use crate::{BuddyBlock, ChosenBlocks, Guest, GuestMemory, Head, Request};
 
 /// A guest whose page metadata tells which blocks are free.
 pub trait FreeBlocks {
@@ -16,7 +16,7 @@ pub trait FreeBlocks {
     ) -> ChosenBlocks;
 
     /// The frame whose protection keeps the guest from taking a block unnoticed: it holds the
-    /// metadata of the block's first frame.
+    /// metadata of the block's first frame. `None`: no such frame is known.
     fn metadata_frame(&self, head: Gfn) -> Option<Gfn>;
 
     /// Returns a look at the metadata as it is from now on: which free block begins at a frame.
@@ -41,24 +41,5 @@ impl FreeBlocks for Guest {
     fn heads<'a>(&'a self, mem: &'a dyn GuestMemory) -> Box<dyn FnMut(Gfn) -> Option<Head> + 'a> {
         let mut look = self.look(mem);
         Box::new(move |gfn| look.head(gfn))
-    }
-}
-
-impl FreeBlocks for Registered {
-    fn victims(
-        &self,
-        mem: &dyn GuestMemory,
-        request: Request,
-        out: &mut Vec<BuddyBlock>,
-    ) -> ChosenBlocks {
-        Registered::victims(self, mem, request, out)
-    }
-
-    fn metadata_frame(&self, head: Gfn) -> Option<Gfn> {
-        Registered::metadata_frame(self, head)
-    }
-
-    fn heads<'a>(&'a self, mem: &'a dyn GuestMemory) -> Box<dyn FnMut(Gfn) -> Option<Head> + 'a> {
-        Box::new(|gfn| self.head(mem, gfn))
     }
 }

@@ -3,6 +3,7 @@
 use ebb_units::{FRAME_BYTES, Gpa};
 
 use crate::llfree;
+use crate::paging::GPA_END;
 use crate::victims::victims;
 use crate::vmcoreinfo::find_notes;
 use crate::zones::Sight;
@@ -13,8 +14,6 @@ use crate::{
 
 /// Address at which x86-64 kernels map their own image, before KASLR moves it further.
 const IMAGE_BASE: u64 = 0xffff_ffff_8000_0000;
-/// End of guest-physical addresses: they have 52 bits at most.
-const GPA_END: u64 = 1 << 52;
 /// Most tries of the gate, because the guest runs while it is scanned.
 const GATE_TRIES: u32 = 5;
 /// Divisor of the known frames that gives the gate's tolerance, unless [`GATE_FRAMES`] is more.
@@ -143,16 +142,12 @@ impl Guest {
     /// Whether a vCPU with one of these CR3 registers runs this kernel or one of its processes. A
     /// vCPU that runs firmware, another kernel or a nested guest does not count.
     pub fn runs_on(&self, mem: &dyn GuestMemory, roots: &[u64]) -> bool {
-        roots.iter().any(|cr3| {
-            let root = cr3 & (GPA_END - 1) & !(FRAME_BYTES - 1);
-            // With page-table isolation a process has a pair of roots. Its own root has bit 12 set
-            // and maps little of the kernel. The other root is the kernel's.
-            self.maps_kernel(mem, root) || self.maps_kernel(mem, root & !FRAME_BYTES)
-        })
+        let tables = |cr3: &u64| PageTables::pair_of_cr3(*cr3, self.tables.levels);
+        roots.iter().flat_map(tables).any(|tables| self.is_kernel_of(mem, tables))
     }
 
-    pub(crate) fn maps_kernel(&self, mem: &dyn GuestMemory, root: u64) -> bool {
-        let tables = PageTables { root: Gpa(root), ..self.tables };
+    /// Whether these tables map the kernel as its own do.
+    pub(crate) fn is_kernel_of(&self, mem: &dyn GuestMemory, tables: PageTables) -> bool {
         let same = |va| {
             let ours = self.tables.translate(mem, va);
             ours.is_some() && tables.translate(mem, va) == ours

@@ -9,6 +9,7 @@ use std::hash::{DefaultHasher, Hasher};
 
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
 
+use crate::memory::in_ram;
 use crate::page::PAGE_BYTES;
 use crate::{GuestMemory, Note, PageTables, Untrusted, Walk};
 
@@ -112,8 +113,7 @@ impl Memmap {
 
     /// Whether all of `frames` is RAM, in one segment.
     pub fn in_ram(&self, frames: FrameRange) -> bool {
-        let (start, end) = (frames.start.gpa().0, frames.end().gpa().0);
-        self.ram.iter().any(|&(base, bytes)| base.0 <= start && end - base.0 <= bytes)
+        in_ram(&self.ram, frames)
     }
 
     pub(crate) fn tables(&self) -> &PageTables {

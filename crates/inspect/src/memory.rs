@@ -2,12 +2,14 @@
 
 use std::sync::atomic::AtomicU64;
 
-use ebb_units::{FRAME_BYTES, Gpa};
+use ebb_units::{FRAME_BYTES, FrameRange, Gpa};
 
 use crate::page::PageWords;
 
 /// Most metadata in one window: one huge page of it.
 const WINDOW_BYTES: u64 = 2 << 20;
+
+const FRAME_WORDS: usize = FRAME_BYTES as usize / 8;
 
 /// A guest's RAM, read-only. Its bytes may change at any time.
 pub trait GuestMemory {
@@ -33,6 +35,31 @@ pub trait GuestMemory {
 
     /// The RAM's segments `(start, bytes)`, frame aligned, in guest-physical order.
     fn segments(&self) -> Vec<(Gpa, u64)>;
+}
+
+/// Whether all of `frames` is in one of these segments of RAM.
+pub(crate) fn in_ram(segments: &[(Gpa, u64)], frames: FrameRange) -> bool {
+    let (start, end) = (frames.start.gpa().0, frames.end().gpa().0);
+    segments.iter().any(|&(base, bytes)| base.0 <= start && end - base.0 <= bytes)
+}
+
+/// Visits the words of each frame of the populated RAM that can be read in place, in guest-physical
+/// order.
+pub(crate) fn for_populated_frames(
+    mem: &dyn GuestMemory,
+    mut visit: impl FnMut(Gpa, &[AtomicU64]),
+) {
+    let mut from = Gpa(0);
+    while let Some((start, bytes)) = mem.next_populated(from) {
+        let Some(end) = start.checked_add(bytes).filter(|end| end.0 > from.0) else { break };
+        for_windows(mem, start, bytes, |offset, window| {
+            let frames = window.iter().flat_map(|words| words.chunks_exact(FRAME_WORDS));
+            for (index, frame) in (0..).zip(frames) {
+                visit(Gpa(start.0 + offset + index * FRAME_BYTES), frame);
+            }
+        });
+        from = end;
+    }
 }
 
 /// Visits `bytes` of memory from `start` on with `visit(offset, window)`. Windows are as large as

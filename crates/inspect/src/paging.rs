@@ -39,12 +39,25 @@ pub enum Walk {
 }
 
 /// End of guest-physical addresses: they have 52 bits at most.
-const GPA_END: u64 = 1 << 52;
+pub(crate) const GPA_END: u64 = 1 << 52;
 
 impl PageTables {
     /// The tables that a vCPU uses by its CR3.
     pub fn of_cr3(cr3: u64, levels: u32) -> PageTables {
         PageTables { root: Gpa(cr3 & (GPA_END - 1) & !(FRAME_BYTES - 1)), levels }
+    }
+
+    /// The tables that a process may use by its CR3, and its kernel with them. With page-table
+    /// isolation Linux gives a process a pair of roots: its own has bit 12 set and maps little of
+    /// the kernel, and the other is the kernel's. Without isolation the other frame of the pair is
+    /// anybody's.
+    pub fn pair_of_cr3(cr3: u64, levels: u32) -> [PageTables; 2] {
+        [cr3, cr3 & !FRAME_BYTES].map(|cr3| PageTables::of_cr3(cr3, levels))
+    }
+
+    /// Whether `va` is mapped to `gpa`.
+    pub fn maps(&self, mem: &dyn GuestMemory, va: u64, gpa: Gpa) -> bool {
+        self.translate(mem, va) == Some(gpa)
     }
 
     /// Walks the tables for `va`. Reads one word a level, so tables that form a cycle cost no more

@@ -7,7 +7,7 @@ mod find;
 use std::array;
 use std::sync::atomic::Ordering::SeqCst;
 
-use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
+use ebb_units::{FRAME_BYTES, FrameRange, Gpa};
 use ebb_vprobe::{
     ACKNOWLEDGEMENT_AT, ANSWER_AT, Answer, Helper, Kind, RECORD_WORDS, Reason, Record, RecordError,
     STATE_AT, State, TOKEN_AT,
@@ -15,6 +15,7 @@ use ebb_vprobe::{
 use twox_hash::XxHash3_128;
 
 pub use self::find::{RECORDS_MAX, find_records, may_hold_record};
+use crate::memory::in_ram;
 use crate::{GuestMemory, PageTables};
 
 /// Most frames that may be described for each frame of RAM: holes may be described, too.
@@ -29,8 +30,8 @@ pub struct Registered {
     record: Record,
     page_free: Helper,
     page_order: Helper,
-    /// The RAM's segments: first frame and number of frames.
-    ram: Vec<FrameRange>,
+    /// The RAM's segments.
+    ram: Vec<(Gpa, u64)>,
 }
 
 /// Why a record is no registration that Ebb may act on.
@@ -88,8 +89,8 @@ impl Registered {
         if record.state() == State::Withdrawn {
             return Err(NotRegistered::Withdrawn);
         }
-        let ram = segments(mem);
-        record.check_ram(|frames| is_in(&ram, frames))?;
+        let ram = mem.segments();
+        record.check_ram(|frames| in_ram(&ram, frames))?;
         check_size(&record, &ram)?;
         let helper =
             |kind| record.helper(kind).map_err(|refusal| NotRegistered::Helper { kind, refusal });
@@ -110,31 +111,21 @@ impl Registered {
 
     /// Whether the record is still in place and not withdrawn. Reads three words.
     pub fn is_in_force(&self, mem: &dyn GuestMemory) -> bool {
-        let word = |index: u64| mem.word(Gpa(self.at.0 + 8 * index));
-        let state = |word: u64| (word >> 32) as u32;
-        word(0).is_some_and(ebb_vprobe::may_be_record)
-            && word(2) == Some(self.record.token())
-            && word(5).map(state) == Some(State::Registered.number())
+        is_in_force(self.record.token(), |byte| mem.word(Gpa(self.at.0 + byte)))
     }
 
     /// Whether the page tables that a vCPU uses map the record where it says that its kernel has
     /// mapped it. A kernel may hide itself from the tables that its processes use.
     pub fn is_mapped_by(&self, mem: &dyn GuestMemory, cr3: u64, levels: u32) -> bool {
-        let tables = PageTables::of_cr3(cr3, levels);
-        tables.translate(mem, self.record.virtual_address()) == Some(self.at)
+        PageTables::of_cr3(cr3, levels).maps(mem, self.record.virtual_address(), self.at)
     }
 
-    /// As [`Registered::is_mapped_by`], also for a process of a Linux with page-table isolation. It
-    /// has a pair of roots: its own, with bit 12 set, maps little of the kernel, and the other is
-    /// the kernel's. Without isolation the other frame of the pair is anybody's. So this tells that
-    /// a kernel still runs, and not that it has made the record.
+    /// As [`Registered::is_mapped_by`], also for a process of a kernel that hides itself
+    /// ([`PageTables::pair_of_cr3`]). This tells that a kernel still runs, and not that it has made
+    /// the record.
     pub fn may_be_mapped_by(&self, mem: &dyn GuestMemory, cr3: u64, levels: u32) -> bool {
-        [cr3, cr3 & !FRAME_BYTES].into_iter().any(|cr3| self.is_mapped_by(mem, cr3, levels))
-    }
-
-    /// Whether the host has acknowledged the record.
-    pub fn is_acknowledged(&self, mem: &dyn GuestMemory) -> bool {
-        mem.word(Gpa(self.at.0 + ACKNOWLEDGEMENT_AT)) == Some(self.record.token())
+        let va = self.record.virtual_address();
+        PageTables::pair_of_cr3(cr3, levels).iter().any(|tables| tables.maps(mem, va, self.at))
     }
 
     /// Writes the host's answer and then its acknowledgement into the record. Returns whether it
@@ -168,11 +159,9 @@ pub fn registration_digest(at: Gpa, token: u64) -> u64 {
 /// keeps the page for ever (`docs/vprobe.md`).
 pub fn answer_record(mem: &dyn GuestMemory, at: Gpa, token: u64, answer: Option<Answer>) -> bool {
     let Some(words) = mem.words(at, RECORD_WORDS) else { return false };
-    let [token_of, state, acknowledgement, answered] =
-        [TOKEN_AT, STATE_AT, ACKNOWLEDGEMENT_AT, ANSWER_AT].map(|at| &words[at as usize / 8]);
-    let is_in_force = ebb_vprobe::may_be_record(words[0].load(SeqCst))
-        && token_of.load(SeqCst) == token
-        && state.load(SeqCst) >> 32 == u64::from(State::Registered.number());
+    let is_in_force = is_in_force(token, |byte| Some(words[byte as usize / 8].load(SeqCst)));
+    let [acknowledgement, answered] =
+        [ACKNOWLEDGEMENT_AT, ANSWER_AT].map(|at| &words[at as usize / 8]);
     let (before, last) = (answered.load(SeqCst), acknowledgement.load(SeqCst));
     let Some(answer) = answer else {
         return is_in_force && acknowledgement.compare_exchange(token, 0, SeqCst, SeqCst).is_ok();
@@ -184,10 +173,19 @@ pub fn answer_record(mem: &dyn GuestMemory, at: Gpa, token: u64, answer: Option<
         && acknowledgement.compare_exchange(last, token, SeqCst, SeqCst).is_ok()
 }
 
+/// Whether a record with this token is in force. `word` reads the word in which a byte of its page
+/// lies.
+fn is_in_force(token: u64, word: impl Fn(u64) -> Option<u64>) -> bool {
+    let state = word(STATE_AT / 8 * 8).map(|word| word >> 32);
+    word(0).is_some_and(ebb_vprobe::may_be_record)
+        && word(TOKEN_AT) == Some(token)
+        && state == Some(State::Registered.number().into())
+}
+
 /// Checks that the metadata is no more than RAM of this size may have. Every look reads all of it,
 /// and it stays resident.
-fn check_size(record: &Record, ram: &[FrameRange]) -> Result<(), NotRegistered> {
-    let ram_frames: u64 = ram.iter().map(|segment| segment.count).sum();
+fn check_size(record: &Record, ram: &[(Gpa, u64)]) -> Result<(), NotRegistered> {
+    let ram_frames: u64 = ram.iter().map(|(_, bytes)| bytes / FRAME_BYTES).sum();
     let frames: u64 = record.ranges().iter().map(|range| range.frames.count).sum();
     let metadata_frames: u64 =
         record.ranges().iter().map(|range| range.metadata_frames().count).sum();
@@ -203,19 +201,4 @@ fn check_size(record: &Record, ram: &[FrameRange]) -> Result<(), NotRegistered> 
 fn page(mem: &dyn GuestMemory, at: Gpa) -> Option<[u64; RECORD_WORDS]> {
     let words = mem.words(at, RECORD_WORDS)?;
     Some(array::from_fn(|index| words[index].load(SeqCst)))
-}
-
-fn segments(mem: &dyn GuestMemory) -> Vec<FrameRange> {
-    let frames = |(start, bytes): (Gpa, u64)| FrameRange::new(start.gfn(), bytes / FRAME_BYTES);
-    mem.segments().into_iter().map(frames).collect()
-}
-
-/// Whether all of `frames` is in one segment.
-fn is_in(ram: &[FrameRange], frames: FrameRange) -> bool {
-    ram.iter().any(|segment| segment.start <= frames.start && frames.end() <= segment.end())
-}
-
-/// The frame so many frames on, or the last number there is.
-fn next_gfn(gfn: Gfn, frames: u64) -> Gfn {
-    Gfn(gfn.0.saturating_add(frames))
 }

@@ -8,7 +8,7 @@
 use ebb_units::{Gfn, Gpa};
 
 use crate::page::PageWords;
-use crate::{Guest, GuestMemory, PageKind};
+use crate::{Guest, GuestMemory, PageKind, PageTables};
 
 /// Start of the addresses at which x86-64 kernels map their own image and its data, with or without
 /// KASLR.
@@ -47,7 +47,7 @@ impl Guest {
                     && self.is_listed(page)
                     && own.is_some()
                     && image(gfn.gpa()) == own
-                    && self.maps_kernel(mem, gfn.gpa().0)
+                    && self.is_kernel_of(mem, PageTables { root: gfn.gpa(), ..*self.tables() })
                 {
                     roots.push(gfn);
                 }

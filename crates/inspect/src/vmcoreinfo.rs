@@ -12,10 +12,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use ebb_units::{FRAME_BYTES, Gfn, Gpa};
+use ebb_units::{Gfn, Gpa};
 use twox_hash::XxHash3_128;
 
-use crate::memory::for_windows;
+use crate::memory::for_populated_frames;
 use crate::{GuestMemory, Untrusted};
 
 const HEADER_WORDS: usize = 3;
@@ -56,30 +56,17 @@ pub struct Note {
 /// A note does not mean that its kernel runs: RAM keeps the notes of earlier boots.
 pub fn find_notes(mem: &dyn GuestMemory) -> Vec<Note> {
     let mut notes = Vec::new();
-    let mut from = Gpa(0);
-    while let Some((start, bytes)) = mem.next_populated(from) {
-        let Some(end) = start.checked_add(bytes).filter(|end| end.0 > from.0) else { break };
-        for_windows(mem, start, bytes, |offset, window| {
-            if let Ok(words) = window {
-                collect(mem, Gpa(start.0 + offset), words, &mut notes);
-            }
-        });
-        from = end;
-    }
+    for_populated_frames(mem, |at, frame| {
+        if notes.len() < NOTES_MAX && text_bytes(frame).is_some() {
+            notes.extend(Note::read(mem, at));
+        }
+    });
     notes
 }
 
 /// Whether a note may begin in this frame. `false` if the frame is not resident.
 pub fn may_hold_note(mem: &dyn GuestMemory, gfn: Gfn) -> bool {
     mem.words(gfn.gpa(), HEADER_WORDS).and_then(text_bytes).is_some()
-}
-
-fn collect(mem: &dyn GuestMemory, at: Gpa, words: &[AtomicU64], notes: &mut Vec<Note>) {
-    for (index, frame) in words.chunks_exact((FRAME_BYTES / 8) as usize).enumerate() {
-        if notes.len() < NOTES_MAX && text_bytes(frame).is_some() {
-            notes.extend(Note::read(mem, Gpa(at.0 + index as u64 * FRAME_BYTES)));
-        }
-    }
 }
 
 /// The text's length if `words` begin with a note's header.

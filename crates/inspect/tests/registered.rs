@@ -1,8 +1,8 @@
 //! A made-up kernel that has registered its page metadata.
 
 use ebb_inspect::{
-    BuddyBlock, ChosenBlocks, GuestMemory, NotRegistered, Registered, Request, answer_record,
-    find_records, may_hold_record,
+    BuddyBlock, ChosenBlocks, FreeBlocks, GuestMemory, NotRegistered, Registered, Request,
+    answer_record, find_records, may_hold_record,
 };
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -18,12 +18,7 @@ const PRIVATE: u64 = 40;
 const NO_RESERVE: Request = Request { min_order: 6, reserve_bytes: 0, want_bytes: u64::MAX };
 
 fn registration() -> Registration {
-    let end = forge::MEMMAP.0 + forge::FRAMES * forge::PAGE_BYTES;
-    Registration {
-        virtual_address: forge::DIRECT_VA + AT.0,
-        ranges: vec![[forge::MEMMAP.0, end, 0, forge::FRAMES]],
-        ..Registration::default()
-    }
+    forge::registration(AT)
 }
 
 fn write(forge: &Forge, at: Gpa, registration: &Registration) {
@@ -156,7 +151,8 @@ fn a_withdrawn_or_replaced_record_is_not_in_force() {
 fn an_answer_goes_only_to_the_record_that_was_read() {
     let (forge, registered) = registered();
     assert!(registered.answer(&forge.mem, Answer::Accepted));
-    assert!(registered.is_acknowledged(&forge.mem));
+    let acknowledgement = forge.mem.word(Gpa(AT.0 + ACKNOWLEDGEMENT_AT));
+    assert_eq!(acknowledgement, Some(registration().token));
     // The answer is no part of what is sealed.
     assert_eq!(Registered::read(&forge.mem, AT).as_ref(), Ok(&registered));
     assert!(answer_record(&forge.mem, AT, registration().token, None), "it is taken back");

@@ -1,7 +1,7 @@
 //! A guest that has registered: `(place, value)` of 2 and 8 bytes each. An odd place is a word of
 //! the record, which is sealed again, and an even one a word of the page metadata.
 
-use ebb_inspect::{Registered, Request, Snapshot};
+use ebb_inspect::{FreeBlocks, Registered, Request, Snapshot};
 use ebb_units::{FRAME_BYTES, Gfn, Gpa};
 use testkit::vprobe::{Registration, seal};
 

@@ -5,8 +5,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
 use ebb_vprobe::MetadataRange;
 
-use super::{Registered, is_in, next_gfn};
-use crate::{BuddyBlock, ChosenBlocks, GuestMemory, Head, Request};
+use super::Registered;
+use crate::memory::in_ram;
+use crate::{BuddyBlock, ChosenBlocks, FreeBlocks, GuestMemory, Head, Request};
 
 /// Greatest order of a block as Ebb sees it. Of a greater block the first 4 MiB count: all of it
 /// is taken by a write to the same metadata.
@@ -14,17 +15,10 @@ const MAX_ORDER: u8 = 10;
 /// Heads that are evaluated at a time.
 const LANES: usize = 64;
 
-impl Registered {
-    /// The least order of blocks whose first frames never share a frame of metadata.
-    pub fn least_order(&self) -> u8 {
-        let pages = FRAME_BYTES.div_ceil(self.record.page_size().bytes() as u64);
-        pages.next_power_of_two().trailing_zeros() as u8
-    }
-
-    /// Appends to `out` the free blocks to reclaim, from the highest frame down. The blocks of the
-    /// lowest frames are left to the guest, up to `request.reserve_bytes`. They are a hint: the
-    /// guest may use them at any time.
-    pub fn victims(
+impl FreeBlocks for Registered {
+    /// From the highest frame down. The blocks of the lowest frames are left to the guest, up to
+    /// `request.reserve_bytes`.
+    fn victims(
         &self,
         mem: &dyn GuestMemory,
         request: Request,
@@ -53,12 +47,23 @@ impl Registered {
         chosen
     }
 
-    /// The frame that holds all metadata of the block's first frame. `None` if there is none, or
-    /// the metadata lies in two frames.
-    pub fn metadata_frame(&self, head: Gfn) -> Option<Gfn> {
+    /// None if the metadata lies in two frames.
+    fn metadata_frame(&self, head: Gfn) -> Option<Gfn> {
         let page = self.record.page_at(head)?;
         let last = Gpa(page.0 + self.record.page_size().bytes() as u64 - 1);
         (page.gfn() == last.gfn()).then(|| page.gfn())
+    }
+
+    fn heads<'a>(&'a self, mem: &'a dyn GuestMemory) -> Box<dyn FnMut(Gfn) -> Option<Head> + 'a> {
+        Box::new(|gfn| self.head(mem, gfn))
+    }
+}
+
+impl Registered {
+    /// The least order of blocks whose first frames never share a frame of metadata.
+    pub fn least_order(&self) -> u8 {
+        let pages = FRAME_BYTES.div_ceil(self.record.page_size().bytes() as u64);
+        pages.next_power_of_two().trailing_zeros() as u8
     }
 
     /// Returns the head of the free block that begins at `gfn`, if one does, by its metadata now.
@@ -85,7 +90,7 @@ impl Registered {
             heads.clear();
             while heads.len() < LANES && at < range.frames.end() {
                 heads.push(at);
-                at = next_gfn(at, step);
+                at = Gfn(at.0.saturating_add(step));
             }
             let first = out.len();
             self.evaluate(mem, &heads, out);
@@ -122,7 +127,7 @@ impl Registered {
             |range: &MetadataRange| range.frames.start <= gfn && frames.end() <= range.frames.end();
         let is_valid = free != 0
             && gfn.0.is_multiple_of(frames.count)
-            && is_in(&self.ram, frames)
+            && in_ram(&self.ram, frames)
             && self.record.ranges().iter().any(is_whole);
         is_valid.then_some(BuddyBlock { head: gfn, order: order.min(MAX_ORDER) })
     }

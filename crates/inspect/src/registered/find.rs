@@ -3,17 +3,15 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use ebb_units::{FRAME_BYTES, Gfn, Gpa};
+use ebb_units::{Gfn, Gpa};
 use ebb_vprobe::may_be_record;
 
 use crate::GuestMemory;
-use crate::memory::for_windows;
+use crate::memory::for_populated_frames;
 
 /// Most records of either kind that a search returns. Any process of the guest can write pages that
 /// look like one.
 pub const RECORDS_MAX: usize = 64;
-
-const FRAME_WORDS: usize = FRAME_BYTES as usize / 8;
 
 /// Returns the addresses of pages in the populated RAM that may be a record: at most
 /// [`RECORDS_MAX`] of those that `comes_first` chooses by address and words, and as many others
@@ -23,24 +21,15 @@ pub fn find_records(
     comes_first: &dyn Fn(Gpa, &[AtomicU64]) -> bool,
 ) -> Vec<Gpa> {
     let (mut first, mut others) = (Vec::new(), Vec::new());
-    let mut from = Gpa(0);
-    while let Some((start, bytes)) = mem.next_populated(from) {
-        let Some(end) = start.checked_add(bytes).filter(|end| end.0 > from.0) else { break };
-        for_windows(mem, start, bytes, |offset, window| {
-            let frames = window.iter().flat_map(|words| words.chunks_exact(FRAME_WORDS));
-            for (index, frame) in frames.enumerate().filter(|(_, frame)| begins_record(frame)) {
-                let at = Gpa(start.0 + offset + index as u64 * FRAME_BYTES);
-                let list = match comes_first(at, frame) {
-                    true => &mut first,
-                    false => &mut others,
-                };
-                if list.len() < RECORDS_MAX {
-                    list.push(at);
-                }
-            }
-        });
-        from = end;
-    }
+    for_populated_frames(mem, |at, frame| {
+        if !begins_record(frame) {
+            return;
+        }
+        let list = if comes_first(at, frame) { &mut first } else { &mut others };
+        if list.len() < RECORDS_MAX {
+            list.push(at);
+        }
+    });
     first.append(&mut others);
     first
 }

@@ -143,10 +143,9 @@ impl Page {
 
     /// Whether a vCPU's own page tables map its address to it.
     fn is_mapped(&self, view: &View<'_>, vcpus: &[Vcpu]) -> bool {
-        vcpus.iter().any(|vcpu| {
-            let tables = PageTables::of_cr3(vcpu.root, vcpu.levels);
-            tables.translate(view, self.va) == Some(self.at)
-        })
+        vcpus
+            .iter()
+            .any(|vcpu| PageTables::of_cr3(vcpu.root, vcpu.levels).maps(view, self.va, self.at))
     }
 
     /// Whether the guest's kernel has made it, as far as these registers tell.

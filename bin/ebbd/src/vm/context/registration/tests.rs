@@ -21,14 +21,8 @@ const PLAIN: u64 = 0x6f0;
 /// CR4 with VMX on.
 const WITH_VMX: u64 = 0x26f0;
 
-/// What the kernel registers: its `struct page`s, which the helpers of V-Probe's paper read.
 fn registration() -> Registration {
-    let end = forge::MEMMAP.0 + forge::FRAMES * forge::PAGE_BYTES;
-    Registration {
-        virtual_address: forge::DIRECT_VA + AT.0,
-        ranges: vec![[forge::MEMMAP.0, end, 0, forge::FRAMES]],
-        ..Registration::default()
-    }
+    forge::registration(AT)
 }
 
 /// Boots a kernel that is known by its registration only, and has written this record.
