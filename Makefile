@@ -45,4 +45,4 @@ guest-kernel:
 
 programs:
 	scripts/setup
-	cargo build --release -p ebb -p ebbd
+	cargo build --release -p ebb -p ebbd -p xtask
