@@ -44,7 +44,9 @@ pub struct Supervisor {
 enum Served {
     /// The VM is no longer managed.
     Ended,
-    /// The VM is to be recovered, and why.
+    /// The process that managed the VM has ended, and how.
+    Died(String),
+    /// No process manages the VM, and why.
     Failed(String),
 }
 
@@ -83,17 +85,25 @@ impl Supervisor {
             let began = Instant::now();
             let why = match self.serve(process.take(), follows).await {
                 Ok(Served::Ended) => return self.end().await,
-                Ok(Served::Failed(why)) => why,
-                Err(error) => error.to_string(),
+                Ok(Served::Died(why)) => {
+                    tracing::warn!("{}: {why}: the next process recovers it", self.name);
+                    why
+                }
+                Ok(Served::Failed(why)) => self.failed(why),
+                Err(error) => self.failed(error.to_string()),
             };
             if began.elapsed() >= GOOD_TIME {
                 pause = Duration::ZERO;
             }
-            tracing::error!("{}: not recovered: {why}", self.name);
             self.wait(why, pause).await;
             follows = true;
             pause = (pause * 2).clamp(PAUSE_FIRST, PAUSE_MOST);
         }
+    }
+
+    fn failed(&self, why: String) -> String {
+        tracing::error!("{}: not recovered: {why}", self.name);
+        why
     }
 
     async fn serve(&self, process: Option<VmProcess>, follows: bool) -> io::Result<Served> {
@@ -112,7 +122,7 @@ impl Supervisor {
         following.into_iter().for_each(|task| task.abort());
         Ok(match Record::load(&self.directory)? {
             None => Served::Ended,
-            Some(_) => Served::Failed(last_words::take(&self.directory).unwrap_or(how)),
+            Some(_) => Served::Died(last_words::take(&self.directory).unwrap_or(how)),
         })
     }
 
