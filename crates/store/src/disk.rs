@@ -32,7 +32,17 @@ impl Disk {
     /// device contains something, or is too small.
     pub fn open(path: &Path, bytes: u64) -> Result<Disk, StoreError> {
         let device = path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
-        if device { Disk::open_device(path, bytes) } else { Disk::open_file(path, bytes) }
+        let opened = match device {
+            true => Disk::open_device(path, bytes),
+            false => Disk::open_file(path, bytes),
+        };
+        opened.map_err(|error| match error {
+            StoreError::Medium(error) => {
+                let why = format!("{}: {error}", path.display());
+                StoreError::Medium(io::Error::new(error.kind(), why))
+            }
+            error => error,
+        })
     }
 
     fn open_file(path: &Path, bytes: u64) -> Result<Disk, StoreError> {

@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::OFlags;
+use rustix::fs::{Access, OFlags, access};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
@@ -21,7 +21,7 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 /// Why a directory is not used.
 #[derive(Debug)]
 pub enum PrivateDirError {
-    /// It cannot be made or opened.
+    /// It cannot be made, opened or written.
     Io(PathBuf, io::Error),
     /// A link, a file or the like has its name.
     NoDirectory(PathBuf),
@@ -51,6 +51,9 @@ impl PrivateDirError {
     /// Says what to do. `None`: the error says enough.
     pub fn advice(&self) -> Option<String> {
         match self {
+            Self::Io(_, error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+                Some("name a directory on a file system that can be written".into())
+            }
             Self::Io(..) => None,
             Self::NoDirectory(_) => Some("remove it, or name the directory itself".into()),
             Self::Owner(_, OVERFLOW_USER) if !is_host() => Some(
@@ -99,7 +102,8 @@ pub fn make(path: &Path) -> Result<(), PrivateDirError> {
     }
 }
 
-/// Checks that only this user can put anything into the directory. Returns its metadata.
+/// Checks that this user can put something into the directory, and nobody else. Returns its
+/// metadata.
 ///
 /// # Errors
 /// As [`make`], or there is no such directory.
@@ -114,8 +118,21 @@ pub fn check(path: &Path) -> Result<Metadata, PrivateDirError> {
     match (metadata.uid(), metadata.mode() & 0o7777) {
         (uid, _) if uid != geteuid().as_raw() => Err(Owner(path.into(), uid)),
         (_, mode) if mode & WRITABLE_BY_OTHERS != 0 => Err(Mode(path.into(), mode)),
-        _ => Ok(metadata),
+        _ => may_write(path).map(|()| metadata),
     }
+}
+
+/// Checks that a directory that does not exist could be made.
+///
+/// # Errors
+/// The nearest directory above it cannot be written.
+pub fn check_missing(path: &Path) -> Result<(), PrivateDirError> {
+    may_write(path.ancestors().find(|above| above.exists()).unwrap_or(Path::new("/")))
+}
+
+fn may_write(path: &Path) -> Result<(), PrivateDirError> {
+    let error = |error: Errno| PrivateDirError::Io(path.into(), error.into());
+    access(path, Access::WRITE_OK | Access::EXEC_OK).map_err(error)
 }
 
 fn is_host() -> bool {

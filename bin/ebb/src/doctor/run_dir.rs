@@ -84,8 +84,9 @@ fn judge(path: &Path, keys_on_disk: bool) -> Finding {
 /// Judges a directory that is missing: the daemon's first start makes it.
 fn absent(path: &Path, keys_on_disk: bool) -> Finding {
     let above = path.ancestors().find(|above| above.exists()).unwrap_or(Path::new("/"));
-    match in_memory(path, above, keys_on_disk) {
-        Ok(_) => Finding::fixable(
+    let makes = |_| private_dir::check_missing(path).map_err(|error| unusable(&error));
+    match in_memory(path, above, keys_on_disk).and_then(makes) {
+        Ok(()) => Finding::fixable(
             CHECK,
             format!("{} is not there yet", path.display()),
             "nothing: the daemon's first start makes it",
@@ -178,7 +179,10 @@ mod tests {
             assert_eq!(in_memory(&path, Path::new("/proc"), true).ok(), Some(false));
         }
         assert_eq!(judge(Path::new(NOWHERE), false).verdict, Verdict::Missing);
-        assert_eq!(judge(Path::new(NOWHERE), true).verdict, Verdict::Degraded);
+        // Nobody makes directories in /proc.
+        let finding = judge(Path::new(NOWHERE), true);
+        assert_eq!(finding.verdict, Verdict::Missing);
+        assert!(finding.found.starts_with("/proc/self: "), "{finding:?}");
     }
 
     #[test]

@@ -27,26 +27,36 @@ fn judge(run_dir: &Path, named: Option<&Path>, as_root: bool) -> Finding {
         let (why, advice) = advice::no_swap_dir(&path);
         return Finding::missing(CHECK, why, COST, advice);
     }
+    let shown = path.display();
+    let found = match private_dir::check(&path) {
+        Ok(_) => Ok(shown.to_string()),
+        Err(PrivateDirError::Io(_, error)) if error.kind() == io::ErrorKind::NotFound => {
+            private_dir::check_missing(&path)
+                .map(|()| format!("{shown}, which the daemon's first start makes"))
+        }
+        Err(error) => Err(error),
+    };
+    if let (Err(error), true) = (&found, as_root) {
+        let advice = error.advice().unwrap_or_else(|| "name another (EBB_SWAP_DIR)".into());
+        return Finding::missing(CHECK, error.why(), COST, advice);
+    }
     let above = path.ancestors().find(|above| above.exists()).unwrap_or(Path::new("/"));
     if is_in_memory(above).is_ok_and(|is| is) {
         let (why, advice) = advice::swap_in_memory(&path, false);
         return Finding::degraded(CHECK, why, "a limit on memory saves none", advice);
     }
-    match private_dir::check(&path) {
-        Ok(_) => Finding::ok(CHECK, path.display().to_string()),
-        Err(PrivateDirError::Io(_, error)) if error.kind() == io::ErrorKind::NotFound => {
-            Finding::ok(CHECK, format!("{}, which the daemon's first start makes", path.display()))
-        }
-        Err(error) if !as_root => Finding::unknown(CHECK, error.why()),
-        Err(error) => {
-            let advice = error.advice().unwrap_or_else(|| "name another (EBB_SWAP_DIR)".into());
-            Finding::missing(CHECK, error.why(), COST, advice)
-        }
-    }
+    found.map_or_else(
+        |error| Finding::unknown(CHECK, error.why()),
+        |found| Finding::ok(CHECK, found),
+    )
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+    use std::process::Command;
+
     use super::super::finding::Verdict;
     use super::*;
 
@@ -61,6 +71,49 @@ mod tests {
             let finding = judge(run_dir, named, true);
             assert_eq!(finding.verdict, Verdict::Degraded, "{finding:?}");
             assert!(finding.found.contains("saves nothing"), "{finding:?}");
+        }
+    }
+
+    #[test]
+    fn one_that_others_can_write_is_refused_also_in_memory() {
+        let shared = tempfile::tempdir_in("/dev/shm").unwrap();
+        fs::set_permissions(shared.path(), Permissions::from_mode(0o777)).unwrap();
+        let finding = judge(Path::new("/run/ebb"), Some(shared.path()), true);
+        assert_eq!(finding.verdict, Verdict::Missing, "{finding:?}");
+        assert!(finding.mend.unwrap().contains("chmod go-w"));
+    }
+
+    /// Runs itself again with a file system that is read-only.
+    #[test]
+    fn one_that_cannot_be_written_is_missing() {
+        const HERE: &str = "EBB_TEST_READ_ONLY";
+        if let Some(path) = env::var_os(HERE).map(PathBuf::from) {
+            for (run_dir, named) in
+                [(Path::new("/run/ebb"), Some(&*path)), (&path.join("run"), None)]
+            {
+                let finding = judge(run_dir, named, true);
+                assert_eq!(finding.verdict, Verdict::Missing, "{finding:?}");
+                assert!(finding.found.contains("Read-only file system"), "{finding:?}");
+            }
+            return;
+        }
+        let place = tempfile::tempdir().unwrap();
+        let script = "mount -t tmpfs -o ro,mode=0700 ebb-test \"$0\" || exit 77\nexec \"$@\"";
+        let run = Command::new("unshare")
+            .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
+            .arg(place.path())
+            .arg(env::current_exe().unwrap())
+            .args(["one_that_cannot_be_written_is_missing", "--nocapture"])
+            .env(HERE, place.path())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
+        match run.status.success() {
+            true => assert!(said.contains("1 passed"), "{said}"),
+            false if said.contains("unshare:") || run.status.code() == Some(77) => {
+                eprintln!("SKIPPED: no file system can be mounted here: {said}");
+            }
+            false => panic!("{said}"),
         }
     }
 
