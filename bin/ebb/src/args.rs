@@ -55,7 +55,7 @@ pub enum Command {
         #[command(flatten)]
         vm: Vm,
         /// Stop once this much is reclaimed [default: all but a small reserve]
-        #[arg(long, value_name = "SIZE")]
+        #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
         bytes: Option<Bytes>,
     },
     /// Switch automatic reclaim on or off, or show it
@@ -65,14 +65,14 @@ pub enum Command {
         #[command(flatten)]
         vm: Vm,
         /// The limit, or `off`
-        #[arg(value_name = "SIZE|off")]
+        #[arg(value_name = "SIZE|off", allow_negative_numbers = true)]
         limit: SizeOrOff,
         /// Low mark: evict down to this [default: a little below the high mark]
-        #[arg(long, value_name = "SIZE")]
+        #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
         low: Option<Bytes>,
         /// High mark: above it, the guest's faults wait for eviction [default: a little below the
         /// limit]
-        #[arg(long, value_name = "SIZE")]
+        #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
         high: Option<Bytes>,
     },
     /// Make a VM larger or smaller: set its target size
@@ -80,7 +80,7 @@ pub enum Command {
         #[command(flatten)]
         vm: Vm,
         /// Target, of the node if one is named; `off`: no target, keep the current size
-        #[arg(value_name = "SIZE|off")]
+        #[arg(value_name = "SIZE|off", allow_negative_numbers = true)]
         size: SizeOrOff,
         /// Resize this NUMA node only
         #[arg(long, value_name = "NODE")]
@@ -112,7 +112,7 @@ pub enum Command {
     /// Show the pool of fast memory that VMs share, or set its size
     Pool {
         /// Its size, or `off` for no pool [default: only show]
-        #[arg(value_name = "SIZE|off")]
+        #[arg(value_name = "SIZE|off", allow_negative_numbers = true)]
         size: Option<SizeOrOff>,
         #[command(flatten)]
         output: Output,
@@ -122,7 +122,7 @@ pub enum Command {
         #[command(flatten)]
         vm: Vm,
         /// Its share, or `off`: it leaves the pool, and has no limit
-        #[arg(value_name = "SIZE|off")]
+        #[arg(value_name = "SIZE|off", allow_negative_numbers = true)]
         share: SizeOrOff,
         /// The least it gets, in percent of its share [default: 75]
         #[arg(long, value_name = "PERCENT")]
@@ -141,7 +141,7 @@ pub enum Command {
         #[command(flatten)]
         vm: Vm,
         /// How much to evict
-        #[arg(long, value_name = "SIZE")]
+        #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
         bytes: Bytes,
     },
     /// Check what this host lacks, what that costs and how to mend it
@@ -195,7 +195,7 @@ pub struct Run {
     pub tier: Option<String>,
     /// The largest size for `ebb resize`: the guest's driver virtio_mem plugs the difference
     /// [default: --memory]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub grow_to: Option<Bytes>,
     /// Give plugged memory its pages at once, not at the first touch
     #[arg(long, requires = "grow_to")]

@@ -297,7 +297,9 @@ fn run_request(run: Run) -> anyhow::Result<RunRequest> {
         privileged: run.privileged,
     };
     request.check()?;
-    request.kernel.iter().chain(&request.initrd).try_for_each(|file| existing_file(file))?;
+    for (option, file) in [("--kernel", &request.kernel), ("--initrd", &request.initrd)] {
+        file.iter().try_for_each(|file| existing_file(file)).context(option)?;
+    }
     Ok(request)
 }
 

@@ -21,7 +21,8 @@ pub fn keys_on_disk(run_dir: &Path, daemon: Option<i32>) -> (String, String) {
     );
     let first = daemon.map(|pid| format!("{} and ", end(pid))).unwrap_or_default();
     let advice = format!(
-        "name one on tmpfs (EBB_RUN_DIR, or --run-dir), or {first}allow it \
+        "name one on tmpfs, as /dev/shm/ebb (EBB_RUN_DIR, or --run-dir), with swap files on a \
+         disk (EBB_SWAP_DIR), or {first}allow it \
          (EBB_ALLOW_KEYS_ON_DISK=true, or ebbd --allow-keys-on-disk)"
     );
     (why, advice)

@@ -4,7 +4,8 @@ use alloc::string::String;
 use core::fmt;
 use core::str::FromStr;
 
-/// A number of bytes. Parses `2G`, `512M`, `64k`, `4096`, `1.5GiB`; prints `1.5 GiB`.
+/// A number of bytes. Parses `2G`, `512M`, `64k`, `4096`, `1.5GiB`; prints `1.5 GiB`, and with `{:#}`
+/// the exact number, as `1536 MiB`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Bytes(pub u64);
 
@@ -52,12 +53,13 @@ fn parse(text: &str) -> Option<Bytes> {
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (unit, shift) = match self.0 {
-            n if n >= 1 << 40 => ("TiB", 40),
-            n if n >= 1 << 30 => ("GiB", 30),
-            n if n >= 1 << 20 => ("MiB", 20),
-            n if n >= 1 << 10 => ("KiB", 10),
-            n => return write!(f, "{n} B"),
+        let fits = |shift: u32| match f.alternate() {
+            true => self.0 != 0 && self.0.is_multiple_of(1 << shift),
+            false => self.0 >= 1 << shift,
+        };
+        let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
+        let Some((unit, shift)) = units.into_iter().find(|(_, shift)| fits(*shift)) else {
+            return write!(f, "{} B", self.0);
         };
         let tenths = ((u128::from(self.0) * 10) >> shift) as u64;
         match tenths % 10 {
@@ -99,5 +101,14 @@ mod tests {
         assert_eq!(Bytes(3 << 29).to_string(), "1.5 GiB");
         assert_eq!(Bytes(2 << 30).to_string(), "2 GiB");
         assert_eq!(Bytes(999).to_string(), "999 B");
+    }
+
+    #[test]
+    fn prints_the_exact_number() {
+        for (bytes, text) in
+            [(3 << 29, "1536 MiB"), (2 << 30, "2 GiB"), (0, "0 B"), (1025, "1025 B")]
+        {
+            assert_eq!(alloc::format!("{:#}", Bytes(bytes)), text);
+        }
     }
 }

@@ -1,6 +1,8 @@
 //! The size of a VM, and what changes it.
 
-use ebb_api::{BalloonStatus, MemoryDeviceStatus, ResizeReport, SizeState, SizeStatus, VmName};
+use ebb_api::{
+    BalloonStatus, MemoryDeviceStatus, ResizeReport, SizeMechanism, SizeState, SizeStatus, VmName,
+};
 use ebb_units::Bytes;
 
 use super::{known, row};
@@ -120,7 +122,10 @@ pub fn resized(name: &VmName, report: &ResizeReport) -> String {
             ),
         ),
         row("to guest", Bytes(report.returned_bytes)),
-        row("purges", report.purges),
+        match report.mechanism {
+            SizeMechanism::HyperAlloc => row("purges", report.purges),
+            _ => String::new(),
+        },
         row("time", readable(report.duration_ns)),
         row("stopped by", &report.stopped_by),
     ]

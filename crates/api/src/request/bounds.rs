@@ -44,7 +44,7 @@ pub(super) fn check_memory(bytes: u64) -> Result<(), BadRequest> {
         format!("memory of {size} is out of range: give {min} to {max}")
     })?;
     ensure(bytes.is_multiple_of(HUGE_BYTES), || {
-        format!("memory of {bytes} bytes is not a multiple of {}", Bytes(HUGE_BYTES))
+        format!("memory of {size:#} is not a multiple of {}", Bytes(HUGE_BYTES))
     })
 }
 

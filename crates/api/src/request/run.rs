@@ -118,7 +118,7 @@ impl RunRequest {
             format!("{cpus} vCPUs cannot be shared evenly by {nodes} NUMA nodes")
         })?;
         ensure(memory_bytes.is_multiple_of(u64::from(nodes) * HUGE_BYTES), || {
-            format!("memory of {} cannot be shared by {nodes} NUMA nodes", Bytes(memory_bytes))
+            format!("memory of {:#} cannot be shared by {nodes} NUMA nodes", Bytes(memory_bytes))
         })
     }
 
@@ -136,7 +136,10 @@ impl RunRequest {
         })?;
         let (nodes, growth) = (self.nodes, most - self.memory_bytes);
         ensure(growth.is_multiple_of(u64::from(nodes) * HUGE_BYTES), || {
-            format!("{growth} bytes beyond the memory are not {nodes} times a multiple of 2 MiB")
+            format!(
+                "--grow-to adds {:#}, which is not {nodes} times a multiple of 2 MiB",
+                Bytes(growth)
+            )
         })?;
         ensure(self.backing != Backing::Hugetlb, || {
             "--grow-to would reserve hugetlb pages for all that may be plugged: give --backing thp"
