@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::Content;
-use ebb_pager::{Evicted, Grain, Judge, Pager};
+use ebb_pager::{Evicted, Grain, Judge, Pager, Zeros};
 use ebb_units::{FrameRange, Gfn};
 use kvmtest::reuse::{Hasty, IN_USE, NEW, Reuse};
 use kvmtest::{Daemon, until};
@@ -36,7 +36,7 @@ fn torture(judge: impl Fn(&Reuse) -> Box<dyn Judge>, rest: u64, enough: u64) -> 
     eprintln!("{} avoided, {dropped} dropped, {back} read", avoided(&daemon.pager));
     eprintln!("{total:?}");
     assert!(back > 0 && dropped > 0 && total.clean > 0);
-    daemon.pager.returner().give_back_all().unwrap();
+    daemon.pager.returner().give_back_all(Zeros::Fill).unwrap();
     assert_eq!(read(&counters.saved_frames) + read(&counters.clean_frames), 0);
     assert_eq!(read(&counters.empty_frames), 0);
     assert_eq!(daemon.pager.ledger().runs().count(), 0);

@@ -4,7 +4,7 @@ use std::mem::forget;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::{Content, LockedFrame};
-use ebb_pager::{Grain, Pager};
+use ebb_pager::{Grain, Pager, Zeros};
 use ebb_sys::uffd::Events;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use kvmtest::{Daemon, Machine, until};
@@ -126,7 +126,7 @@ fn saved_frames_outlive_their_daemon() {
         daemon.serve();
     }
     assert_eq!(counting.lost(&daemon.pager), 0);
-    daemon.pager.returner().give_back_all().unwrap();
+    daemon.pager.returner().give_back_all(Zeros::Fill).unwrap();
     assert_eq!(daemon.pager.ledger().runs().count(), 0);
     assert_eq!(daemon.pager.counters().saved_frames.load(Relaxed), 0);
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use ebb_ledger::{Content, LockedFrame};
-use ebb_pager::{Evicted, Grain, NothingKnown, Pager};
+use ebb_pager::{Evicted, Grain, NothingKnown, Pager, Zeros};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 use kvmtest::until;
 use testkit::require;
@@ -21,7 +21,7 @@ fn keeps_every_write(vcpus: u64, rest: u64, enough: u64) {
     });
     eprintln!("{vcpus} vCPUs: {total:?}");
     assert_eq!(counting.lost(&daemon.pager), 0);
-    daemon.pager.returner().give_back_all().unwrap();
+    daemon.pager.returner().give_back_all(Zeros::Fill).unwrap();
     assert_eq!(daemon.pager.ledger().runs().count(), 0);
 }
 
@@ -50,12 +50,12 @@ fn pages_on_their_way_to_disk_keep_every_write() {
     });
     eprintln!("{saved} saved, {moved} moved");
     assert_eq!(counting.lost(&daemon.pager), 0);
-    daemon.pager.returner().give_back_all().unwrap();
+    daemon.pager.returner().give_back_all(Zeros::Fill).unwrap();
     daemon.evict(counting.all());
     assert!(daemon.pager.residency().store_usage().compressed_pages > 100);
     while daemon.pager.evictor().write_back().unwrap() > 0 {}
     assert_eq!(daemon.pager.residency().store_usage().memory_bytes, 0);
-    daemon.pager.returner().give_back_all().unwrap();
+    daemon.pager.returner().give_back_all(Zeros::Fill).unwrap();
     assert_eq!(daemon.pager.ledger().runs().count(), 0);
 }
 
@@ -84,7 +84,7 @@ fn a_failing_disk_loses_nothing() {
     until("the failure to be over", || daemon.pager.faults().failure().is_none().then_some(()));
     eprintln!("{} reads failed", daemon.disk.failed_reads.load(SeqCst));
     assert_eq!(counting.lost(&daemon.pager), 0);
-    daemon.pager.returner().give_back_all().unwrap();
+    daemon.pager.returner().give_back_all(Zeros::Fill).unwrap();
 }
 
 /// A huge frame is evicted whole or not at all, whatever the guest writes meanwhile.
@@ -103,7 +103,7 @@ fn huge_frames_in_use_keep_every_write() {
             (done.frames() > 0).then_some(done.frames())
         });
         assert_eq!(saved, huge.count);
-        daemon.pager.returner().give_back_all().unwrap();
+        daemon.pager.returner().give_back_all(Zeros::Fill).unwrap();
     }
     eprintln!("{abandoned} frames were written to meanwhile");
     assert_eq!(counting.lost(&daemon.pager), 0);

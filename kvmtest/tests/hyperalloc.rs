@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use ebb_pager::{Grain, IoMapping, NoDevices, Pager, SoftIommu};
+use ebb_pager::{Grain, IoMapping, NoDevices, Pager, SoftIommu, Zeros};
 use ebb_reclaim::hyperalloc::{How, HyperAlloc, HyperAllocStop, State};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, HUGE_BYTES, HugeFrame};
 use kvmtest::sharing::{Language, Sharing, hard_in_header};
@@ -32,7 +32,7 @@ fn reclaim(daemon: &Daemon, shared: &HyperAlloc, how: How, want: u64) -> u64 {
 /// Checks that everything is the guest's again, by its words and by the pager's.
 fn all_is_back(mut guest: Sharing, daemon: Daemon, shared: &HyperAlloc) {
     guest.finish();
-    shared.give_back_all(&daemon.pager).unwrap();
+    shared.give_back_all(&daemon.pager, Zeros::Fill).unwrap();
     let counts = shared.counts();
     assert_eq!((counts.soft_bytes, counts.hard_bytes), (0, 0));
     assert_eq!(daemon.pager.ledger().runs().count(), 0);
@@ -290,6 +290,6 @@ fn a_guest_that_writes_garbage_harms_itself_only() {
     });
     // The machine's own first 2 MiB belong to no zone, and were never touched.
     assert_eq!(daemon.pager.ledger().content(Gfn(0)), ebb_ledger::Content::Resident);
-    shared.give_back_all(&daemon.pager).unwrap();
+    shared.give_back_all(&daemon.pager, Zeros::Fill).unwrap();
     assert_eq!(daemon.pager.ledger().runs().count(), 0);
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use ebb_ledger::Content;
-use ebb_pager::{Evicted, Grain};
+use ebb_pager::{Evicted, Grain, Zeros};
 use ebb_units::{FrameRange, Gfn};
 use kvmtest::counting::{Counting, PAGES};
 use kvmtest::{Daemon, Machine, until};
@@ -148,7 +148,7 @@ fn a_frame_that_the_vmm_punched_is_a_hole() {
 fn giving_back_ends_it() {
     require!(kvmtest::available());
     let (counting, daemon) = with_a_kept_slot();
-    daemon.pager.returner().give_back_all().unwrap();
+    daemon.pager.returner().give_back_all(Zeros::Fill).unwrap();
     assert_none(&daemon);
     assert_eq!(daemon.pager.ledger().runs().count(), 0);
     daemon.pager.frames().unwatch_all().unwrap();

@@ -23,6 +23,21 @@ fn everything_is_evicted_and_comes_back() {
     assert_eq!(vm.guest("check a"), "0");
 }
 
+#[test]
+fn holes_are_not_evicted_and_a_detach_leaves_them() {
+    let vm = Host::new().run(Guest::debian("6.1-cloud"));
+    vm.guest("fill a 100M");
+    let before = vm.host_bytes();
+    let report = evict(&vm, 1024 * MIB);
+    // The guest runs meanwhile.
+    let slack = 32 * MIB;
+    assert!(report.saved_bytes <= before + slack, "{report:?}, {before} bytes were resident");
+    vm.detach();
+    let after = vm.host_bytes();
+    assert!(after <= before + slack, "{after} bytes are resident, {before} were");
+    assert_eq!(vm.guest("check a"), "0");
+}
+
 /// Reclaims free memory, evicts used memory and kills the daemon in turns.
 fn torture(mode: &str) {
     let host = Host::new();

@@ -23,6 +23,15 @@ const FAILURES_MAX: u32 = 256;
 /// A failure that takes seconds counts as so many.
 const SLOW_FAILURE: u32 = 64;
 
+/// What happens to empty frames that read as zero when all content comes back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Zeros {
+    /// They get memory: a device, or a process that waits for no fault, may use them.
+    Fill,
+    /// They stay non-resident, if the kernel serves their next touch.
+    Leave,
+}
+
 /// Brings back the content of one VM's frames.
 pub struct Returner {
     frames: Arc<Frames>,
@@ -46,17 +55,18 @@ impl Returner {
         }
     }
 
-    /// Brings back every empty and every evicted frame, and ends every watch. Returns the bytes
-    /// brought back. Faults are served meanwhile.
+    /// Brings back every evicted frame and the empty frames, and ends every watch. Returns the
+    /// bytes brought back. Faults are served meanwhile.
+    ///
+    /// Frames of hugetlb files always get memory: the kernel may have no page left when they are
+    /// touched, and then ends the VMM.
     ///
     /// # Errors
     /// `ENOMEM`: the host has not enough memory. Frames that are not back stay on record and are
     /// served on touch.
-    pub fn give_back_all(&self) -> io::Result<u64> {
+    pub fn give_back_all(&self, zeros: Zeros) -> io::Result<u64> {
         self.folios.forget();
-        let Counters { empty_frames, saved_frames, on_disk_frames, .. } = &self.frames.counters();
-        let counters = [empty_frames, saved_frames, on_disk_frames];
-        let before: u64 = counters.iter().map(|counter| counter.load(Relaxed)).sum();
+        let before = self.frames.counters().non_resident();
         // The watches come first: each brings its block back before its devices.
         for (frames, content) in self.frames.off_record() {
             if let Content::Watch { .. } = content {
@@ -67,10 +77,15 @@ impl Returner {
                 }
             }
         }
-        self.or_wake(self.give_back_each(1, |_, _| true))?;
+        self.or_wake(self.give_back_each(1, |frames, content| {
+            zeros == Zeros::Fill
+                || !reads_as_zero(content)
+                || !self.frames.ram().knows_holes(frames)
+        }))?;
         // This comes last: frames that came back until now have kept their slots.
         self.residency.give_up_all()?;
-        Ok(before * FRAME_BYTES)
+        let after = self.frames.counters().non_resident();
+        Ok(before.saturating_sub(after) * FRAME_BYTES)
     }
 
     /// Brings back the evicted frames, and the empty ones that do not read as zero, for processes
@@ -84,7 +99,6 @@ impl Returner {
         self.folios.forget();
         let Counters { saved_frames, on_disk_frames, .. } = &self.frames.counters();
         let before = saved_frames.load(Relaxed) + on_disk_frames.load(Relaxed);
-        let reads_as_zero = |content| matches!(content, Content::Empty { fill: 0, .. });
         self.or_wake(self.give_back_each(1, |_, content| !reads_as_zero(content)))?;
         Ok(before * FRAME_BYTES)
     }
@@ -109,7 +123,6 @@ impl Returner {
         let is_unmapped = |frames: FrameRange| {
             unmapped.iter().any(|other| other.start < frames.end() && frames.start < other.end())
         };
-        let reads_as_zero = |content| matches!(content, Content::Empty { fill: 0, .. });
         self.give_back_each(FAILURES_MAX, |frames, content| {
             is_unmapped(frames) && !reads_as_zero(content)
         })?;
@@ -180,4 +193,8 @@ impl Returner {
             _ => Ok(Served::Done),
         }
     }
+}
+
+fn reads_as_zero(content: Content) -> bool {
+    matches!(content, Content::Empty { fill: 0, .. })
 }

@@ -34,7 +34,7 @@ pub use folios::{FolioMap, Grain};
 pub use frames::Frames;
 pub use frames::io_mapping::{IoMapping, NoDevices};
 pub use frames::soft_iommu::SoftIommu;
-pub use give_back::Returner;
+pub use give_back::{Returner, Zeros};
 pub use guest::tables::{GuestTables, LockedMetadata};
 pub use pager::{Pager, PagerParts};
 pub use reclaim::claim::{Blocks, Claim, Committed};

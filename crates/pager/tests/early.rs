@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use ebb_ledger::Content;
 use ebb_pager::testing::{Machine, Threads, available, page_of, serve, watching};
-use ebb_pager::{Digest, DigestKey, GuestDisk, IoMapping, NothingKnown, Pager, PagerParts};
+use ebb_pager::{Digest, DigestKey, GuestDisk, IoMapping, NothingKnown, Pager, PagerParts, Zeros};
 use ebb_store::Page;
 use ebb_units::{FrameRange, Gfn};
 use testkit::{require, until};
@@ -111,7 +111,7 @@ fn what_was_saved_of_a_block_stays_saved() {
     assert!(!daemon.mapped.has(EARLY), "no device finds anything there");
     assert!(guest.read(EARLY) == page_of(7));
     assert!(guest.read(Gfn(71)) == page_of(0));
-    pager.returner().give_back_all().unwrap();
+    pager.returner().give_back_all(Zeros::Fill).unwrap();
     assert_eq!(pager.residency().store_usage().disk_slots_used, 0);
 }
 
@@ -134,7 +134,7 @@ fn what_was_saved_of_a_block_comes_back_with_all_else() {
     let daemon = Daemon::new(99);
     let pager = &daemon.pager;
     assert_eq!(pager.evictor().evict(&[EARLY], &NothingKnown).unwrap().saved, 1);
-    pager.returner().give_back_all().unwrap();
+    pager.returner().give_back_all(Zeros::Fill).unwrap();
     assert!(ALL.frames().all(|gfn| pager.ledger().content(gfn) == Content::Resident));
     assert!(daemon.machine.guest().read(EARLY) == page_of(7));
     assert!(BLOCK.frames().all(|gfn| daemon.mapped.has(gfn)));

@@ -5,7 +5,7 @@ use std::io::{PipeReader, PipeWriter};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ebb_pager::testing::{self, Machine, Threads, serve, watching};
-use ebb_pager::{Grain, NothingKnown, Pager, PagerParts};
+use ebb_pager::{Grain, NothingKnown, Pager, PagerParts, Zeros};
 use ebb_store::Page;
 use ebb_sys::folios;
 use ebb_sys::process::Process;
@@ -254,7 +254,7 @@ fn nothing_stays_broken_up_where_memory_is_mapped_anew() {
     require!(setting.as_ref());
     let daemon = in_a_huge_page();
     daemon.pager.folios().break_up(HugeFrame(0)).unwrap();
-    daemon.pager.returner().give_back_all().unwrap();
+    daemon.pager.returner().give_back_all(Zeros::Fill).unwrap();
     assert_eq!(daemon.pager.folios().grain_of(HugeFrame(0)), Grain::Huge);
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::Content;
 use ebb_pager::testing::{Machine, Threads, available, page_of, serve, watching};
-use ebb_pager::{NothingKnown, Pager, PagerParts, SoftIommu};
+use ebb_pager::{NothingKnown, Pager, PagerParts, SoftIommu, Zeros};
 use ebb_units::{FrameRange, Gfn};
 use testkit::require;
 
@@ -150,6 +150,6 @@ fn the_next_daemon_knows_what_is_mapped() {
     let daemon = Daemon::recover(&machine);
     assert!(daemon.may_use(one(63)) && daemon.may_use(one(70)));
     assert!(!daemon.may_use(one(69)) && !daemon.may_use(one(71)));
-    daemon.pager.returner().give_back_all().unwrap();
+    daemon.pager.returner().give_back_all(Zeros::Fill).unwrap();
     assert!(daemon.may_use(FrameRange::new(Gfn(0), 512)));
 }

@@ -4,7 +4,9 @@ use std::io;
 use std::path::Path;
 
 use ebb_api::{Mode, VmName};
+use ebb_pager::Zeros;
 use ebb_sys::process::Process;
+use ebb_vm::reach::Reach;
 
 use super::context::{LEAVING, VmContext};
 use crate::helpers::injector;
@@ -35,8 +37,16 @@ pub fn may_detach(cx: &mut VmContext) -> Answer<()> {
     }
 }
 
+/// Returns what happens to empty frames that read as zero. Without Ebb, the kernel serves a touch
+/// of them. Devices that wait for no fault need them resident.
+pub fn zeros(cx: &VmContext) -> Zeros {
+    let reaching = &cx.reaching;
+    let all_wait = reaching.is_complete && reaching.reach() != Reach::Nothing;
+    if cx.record.mode == Mode::Release && all_wait { Zeros::Leave } else { Zeros::Fill }
+}
+
 /// Detaches a VM: its faults are not served any more, nothing is watched, and the userfaultfd in
-/// the VMM is closed. All of its memory must be back. Faults that wait are woken.
+/// the VMM is closed. All of its content must be back. Faults that wait are woken.
 ///
 /// # Errors
 /// The VMM cannot be reached, or the record cannot be written: the VM is managed as before. If the
@@ -53,11 +63,15 @@ pub fn detach(cx: &mut VmContext) -> Answer<()> {
     Err(ApiError::Failed(format!("the VM stays managed, detaching failed: {error}")))
 }
 
-/// Watches a VM as before a detach that failed: its record has not changed.
+/// Watches a VM as before a detach that failed: its record has not changed. Frames that the kernel
+/// has given memory meanwhile are resident.
 fn watch_again(cx: &mut VmContext) {
     let is_watched = cx.record.mode == Mode::Strict || cx.record.evicts || cx.record.shares;
     if is_watched && let Err(error) = cx.pager.frames().watch_all() {
         tracing::error!("watching its memory: {error}");
+    }
+    if let Err(error) = cx.pager.returner().settle() {
+        tracing::error!("which of its memory is resident: {error}");
     }
     cx.record.note(|_| {});
 }

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use ebb_api::{FaultTimes, Mechanism, OnViolation, ReclaimReport, SharingStatus, Skipped};
 use ebb_inspect::LlfreeZone;
+use ebb_pager::Zeros;
 use ebb_reclaim::hyperalloc::{How, HyperAlloc};
 use ebb_units::HUGE_BYTES;
 
@@ -159,10 +160,10 @@ impl SharedAllocator {
     ///
     /// # Errors
     /// From the store or the system calls.
-    pub fn give_back_all(&mut self, cx: &VmContext) -> io::Result<u64> {
+    pub fn give_back_all(&mut self, cx: &VmContext, zeros: Zeros) -> io::Result<u64> {
         let bytes = match &self.shared {
-            Some(shared) => shared.give_back_all(&cx.pager)?,
-            None => cx.pager.returner().give_back_all()?,
+            Some(shared) => shared.give_back_all(&cx.pager, zeros)?,
+            None => cx.pager.returner().give_back_all(zeros)?,
         };
         (self.shared, self.shrink) = (None, None);
         Ok(bytes)

@@ -6,7 +6,7 @@ mod tests;
 use std::sync::Arc;
 
 use ebb_api::Mode;
-use ebb_pager::Witness;
+use ebb_pager::{Witness, Zeros};
 use ebb_units::FrameRange;
 use ebb_vm::layout;
 
@@ -74,7 +74,8 @@ impl Trust {
     pub fn bring_back_for_next(&mut self, cx: &mut VmContext) {
         if cx.record.mode == Mode::Strict {
             let failed = failpoint::fails("lost", cx.name());
-            if let Err(error) = failed.and_then(|()| cx.pager.returner().give_back_all()) {
+            if let Err(error) = failed.and_then(|()| cx.pager.returner().give_back_all(Zeros::Fill))
+            {
                 tracing::error!("for its next kernel: {error}");
                 return;
             }

@@ -62,6 +62,12 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Returns the number of empty and evicted frames.
+    pub(crate) fn non_resident(&self) -> u64 {
+        let counters = [&self.empty_frames, &self.saved_frames, &self.on_disk_frames];
+        counters.iter().map(|counter| counter.load(Relaxed)).sum()
+    }
+
     /// Counts the frames among these that were empty and have their memory again.
     pub(crate) fn returned(&self, contents: impl Iterator<Item = (FrameRange, Content)>) {
         let empty = contents.filter(|(_, content)| matches!(content, Content::Empty { .. }));

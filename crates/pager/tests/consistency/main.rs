@@ -19,8 +19,8 @@ mod play;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ebb_pager::Grain;
 use ebb_pager::testing::available;
+use ebb_pager::{Grain, Zeros};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -55,7 +55,7 @@ fn action() -> impl Strategy<Value = Action> {
             .prop_map(|(gfn, count)| Action::Evict { gfn, count }),
         1 => (0..FRAMES).prop_map(|gfn| Action::Punch { gfn }),
         1 => (1..4u64).prop_map(|most| Action::GiveUp { most }),
-        1 => Just(Action::GiveBack),
+        1 => prop_oneof![Just(Zeros::Fill), Just(Zeros::Leave)].prop_map(Action::GiveBack),
     ]
 }
 

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use ebb_pager::testing::{Machine, page_of};
-use ebb_pager::{Grain, NothingKnown};
+use ebb_pager::{Grain, NothingKnown, Zeros};
 use ebb_store::Page;
 use ebb_units::{FrameRange, Gfn};
 use proptest::test_runner::TestCaseError;
@@ -39,7 +39,7 @@ pub enum Action {
     /// The store is short of room: frames give up slots that they keep.
     GiveUp { most: u64 },
     /// All content comes back.
-    GiveBack,
+    GiveBack(Zeros),
 }
 
 impl Action {
@@ -93,7 +93,7 @@ impl Reference {
             | Action::Evict { .. }
             | Action::Punch { .. }
             | Action::GiveUp { .. }
-            | Action::GiveBack => {}
+            | Action::GiveBack(_) => {}
         }
     }
 }
@@ -194,7 +194,7 @@ impl Stage {
                 given if given as u64 <= most => Ok(()),
                 given => Err(format!("{given} slots are given up")),
             },
-            Action::GiveBack => text(pager.returner().give_back_all().map(drop)),
+            Action::GiveBack(zeros) => text(pager.returner().give_back_all(zeros).map(drop)),
         };
         // Nobody listens any more to a killed daemon's action.
         std::thread::spawn(move || drop(tell.send(act())));
@@ -312,7 +312,9 @@ impl Stage {
     /// Checks that the guest finds all content, and that the VM can be detached.
     fn end(&self) -> Result<(), TestCaseError> {
         (0..FRAMES).try_for_each(|gfn| wait(&self.begin(Action::Read { gfn })))?;
-        wait(&self.begin(Action::GiveBack))?;
+        wait(&self.begin(Action::GiveBack(Zeros::Leave)))?;
+        self.check()?;
+        wait(&self.begin(Action::GiveBack(Zeros::Fill)))?;
         self.check()
     }
 }

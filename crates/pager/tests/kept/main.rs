@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::Content;
 use ebb_pager::testing::{Machine, available, page_of};
-use ebb_pager::{Evicted, Grain, Judge, Pager, PagerParts};
+use ebb_pager::{Evicted, Grain, Judge, Pager, PagerParts, Zeros};
 use ebb_store::{Protection, SwapFile};
 use ebb_units::{FrameRange, Gfn};
 use tempfile::TempDir;
@@ -140,7 +140,9 @@ fn whatever_becomes_of_a_frame_its_slot_is_freed_once() {
     require!(available());
     type Act = fn(&Daemon);
     let causes: [(&str, Act); 8] = [
-        ("given back", |daemon| assert_eq!(daemon.pager.returner().give_back_all().unwrap(), 0)),
+        ("given back", |daemon| {
+            assert_eq!(daemon.pager.returner().give_back_all(Zeros::Fill).unwrap(), 0)
+        }),
         ("not to go again", |daemon| daemon.pager.evictor().trim_store(true).unwrap()),
         ("given up", |daemon| assert_eq!(daemon.pager.residency().give_up_kept(99), 8)),
         ("unplugged", |daemon| daemon.pager.pluggable().unplug(ALL).unwrap()),

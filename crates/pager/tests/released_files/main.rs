@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::{Content, Ledger, Tables};
 use ebb_pager::testing::{available, page_of, serve};
-use ebb_pager::{DigestKey, Grain, NoDevices, NoDisk, NothingKnown, Pager, PagerParts};
+use ebb_pager::{DigestKey, Grain, NoDevices, NoDisk, NothingKnown, Pager, PagerParts, Zeros};
 use ebb_store::{Protection, SwapFile};
 use ebb_sys::process::Process;
 use ebb_sys::uffd::Uffd;
@@ -149,7 +149,7 @@ fn what_is_unplugged_leaves_nothing_and_the_rest_is_as_it_was() {
     pager.frames().watch_all().unwrap();
     pager.frames().watch_all_writes().unwrap();
     pager.frames().wake_all().unwrap();
-    pager.returner().give_back_all().unwrap();
+    pager.returner().give_back_all(Zeros::Fill).unwrap();
     for gfn in STAYS.frames().take(24) {
         let page = page_of(if gfn.0 % 4 == 0 { 1 } else { gfn.0 + 2 });
         assert!(machine.reads(gfn, &page), "{gfn:?}");

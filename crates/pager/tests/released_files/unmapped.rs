@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::Content;
 use ebb_pager::testing::{available, page_of, serve};
-use ebb_pager::{NothingKnown, Pager};
+use ebb_pager::{NothingKnown, Pager, Zeros};
 use ebb_sys::process::Process;
 use ebb_sys::ram_file::RamFile;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
@@ -73,7 +73,7 @@ fn what_is_mapped_nowhere_stays_and_comes_back_into_its_file() {
     assert!(evicted(GOES) == 0 && GOES.frames().any(|gfn| reads_as_zero(&gfn)));
     assert_eq!(evicted(STAYS), before);
     pager.frames().watch_all_writes().unwrap();
-    pager.returner().give_back_all().unwrap();
+    pager.returner().give_back_all(Zeros::Fill).unwrap();
     assert_eq!((on_record(&pager, GOES), on_record(&pager, STAYS)), ((0, 0), (0, 0)));
     pager.frames().unwatch_all().unwrap();
     assert_eq!(other.resident_bytes().unwrap(), 0);
@@ -114,7 +114,7 @@ fn what_was_mapped_again_comes_back_though_a_frame_of_it_fails() {
     assert!(some(STAYS).iter().all(saved), "the other file is in no doubt");
     // Nothing serves faults: what did not come back would be zeros.
     some(GOES).iter().for_each(|&gfn| assert!(machine.reads(gfn, &page_of(gfn.0 + 2)), "{gfn:?}"));
-    pager.returner().give_back_all().unwrap();
+    pager.returner().give_back_all(Zeros::Fill).unwrap();
     pager.frames().unwatch_all().unwrap();
 }
 

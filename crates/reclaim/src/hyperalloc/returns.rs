@@ -1,7 +1,7 @@
 //! Returning hard-reclaimed huge frames, and ending the sharing.
 
 use ebb_llfree::{CHUNK_AREAS, Host};
-use ebb_pager::Pager;
+use ebb_pager::{Pager, Zeros};
 
 use super::zone::Zone;
 use super::{HyperAlloc, State};
@@ -47,14 +47,14 @@ impl HyperAlloc {
         true
     }
 
-    /// Returns everything, has the pager bring all of it back, and tells the guest that nothing is
-    /// reclaimed. Called before the VM is detached.
+    /// Returns everything, has the pager bring it back, and tells the guest that nothing is
+    /// reclaimed. Frames that stay non-resident ([`Zeros::Leave`]) get memory when they are touched.
     ///
     /// # Errors
     /// As [`ebb_pager::Returner::give_back_all`]. What is not back is still shared then.
-    pub fn give_back_all(&self, pager: &Pager) -> std::io::Result<u64> {
+    pub fn give_back_all(&self, pager: &Pager, zeros: Zeros) -> std::io::Result<u64> {
         self.give(pager, u64::MAX);
-        let bytes = pager.returner().give_back_all()?;
+        let bytes = pager.returner().give_back_all(zeros)?;
         for zone in &self.zones {
             let Some(host) = zone.host(&self.ram) else { continue };
             for index in reclaimed(zone) {

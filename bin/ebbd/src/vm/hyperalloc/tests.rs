@@ -28,7 +28,7 @@ fn a_size_is_not_sought_of_a_guest_that_has_all_back() {
     allocator.on_reset(&cx);
     assert!(!allocator.shared_size().is_moving);
     let mut allocator = shrinking();
-    allocator.give_back_all(&cx).expect("all back");
+    allocator.give_back_all(&cx, Zeros::Fill).expect("all back");
     assert!(!allocator.shared_size().is_moving);
     assert!(allocator.step(&mut cx).blocked_reason.is_none());
 }

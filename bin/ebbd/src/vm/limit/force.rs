@@ -5,7 +5,7 @@ use std::io;
 use std::time::Instant;
 
 use ebb_api::EvictReport;
-use ebb_pager::Evicted;
+use ebb_pager::{Evicted, Grain, Pager};
 use ebb_reclaim::limit::judge::{Known, Sources};
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 
@@ -116,7 +116,9 @@ impl ByForce {
         };
         let mut result = Ok(());
         for piece in pieces {
-            let frames: Vec<Gfn> = piece.frames().filter(may_go).collect();
+            let there = with_memory(pager, *piece);
+            let each = there.iter().flat_map(|run| run.frames());
+            let frames: Vec<Gfn> = each.filter(may_go).collect();
             match pager.evictor().evict(&frames, &judge) {
                 Ok(more) => self.done.add(more),
                 Err(error) => result = Err(error),
@@ -127,5 +129,16 @@ impl ByForce {
         }
         *ended = liveness.borrow().ended();
         result
+    }
+}
+
+/// Returns those frames of a huge frame that have memory. Frames that go together are returned
+/// together, if any of them has.
+fn with_memory(pager: &Pager, piece: FrameRange) -> Vec<FrameRange> {
+    // The file of memory that was unplugged meanwhile tells nothing.
+    let there = pager.ram().populated_in(piece).unwrap_or_default();
+    match pager.folios().grain_of(piece.start.huge()) {
+        Grain::Huge if !there.is_empty() => vec![piece],
+        _ => there,
     }
 }

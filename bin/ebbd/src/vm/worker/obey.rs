@@ -161,7 +161,8 @@ impl Worker {
         self.resize.give_balloon_back(&mut self.cx);
         // Else what comes back would wait for what is evicted.
         let _gate = OpenGate::for_faults(self.cx.pager.room());
-        let restored_bytes = self.hyperalloc.give_back_all(&self.cx).map_err(|error| {
+        let zeros = detach::zeros(&self.cx);
+        let restored_bytes = self.hyperalloc.give_back_all(&self.cx, zeros).map_err(|error| {
             not_allowed(format!(
                 "not all memory could be brought back, so the VM stays managed: {error}"
             ))

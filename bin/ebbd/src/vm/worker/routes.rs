@@ -1,5 +1,6 @@
 //! What one controller finds out and another must act on. Controllers never call each other.
 
+use ebb_pager::Zeros;
 use ebb_vm::reach::Reach;
 
 use super::Worker;
@@ -116,7 +117,7 @@ impl Worker {
     fn settle(&mut self, narrowed: Option<Narrowed>) {
         let Some(narrowed) = narrowed else { return };
         let back = match narrowed.reach {
-            Reach::Nothing => self.hyperalloc.give_back_all(&self.cx),
+            Reach::Nothing => self.hyperalloc.give_back_all(&self.cx, Zeros::Fill),
             _ => self.cx.pager.returner().give_back_in_use(),
         };
         let is_back = back.is_ok();
