@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 
 use super::{cargo, guest_kernel};
 
@@ -36,9 +36,15 @@ const VM_TESTS: [&str; 20] = [
     "scarce",
 ];
 
+/// Those of them that need the guest's Linux with LLFree.
+const NEED_GUEST_KERNEL: [&str; 2] = ["hyperalloc", "guest_kernel"];
+
 /// How long, and how.
 #[derive(clap::Args)]
 pub struct Args {
+    /// Only these: programs of vmtest's tests, `kvmtest`, `threads` or `fuzz` [default: all]
+    #[arg(value_name = "NAME")]
+    only: Vec<String>,
     /// Begin no new round after this many minutes; a round takes about 100 minutes with one lane
     #[arg(long, default_value_t = 60)]
     minutes: u64,
@@ -63,13 +69,18 @@ struct Job {
 /// Jobs of a round fail, or cannot be run.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let (began, limit) = (Instant::now(), Duration::from_secs(60 * args.minutes));
-    guest_kernel::run(&guest_kernel::Args::host())?;
+    check_names(&args.only)?;
+    if NEED_GUEST_KERNEL.iter().any(|name| is_wanted(name, &args.only)) {
+        guest_kernel::run(&guest_kernel::Args::host())?;
+    }
     build()?;
     for round in 1.. {
         println!("== soak: round {round}, {} min so far", began.elapsed().as_secs() / 60);
         let logs = cargo::workspace().join(format!("target/soak/{round}"));
         fs::create_dir_all(&logs).with_context(|| format!("{}", logs.display()))?;
-        let failed = in_lanes(jobs(args.fuzz_seconds), args.lanes, &logs)?;
+        let mut jobs = jobs(args.fuzz_seconds);
+        jobs.retain(|job| is_wanted(job.name, &args.only));
+        let failed = in_lanes(jobs, args.lanes, &logs)?;
         ensure!(failed.is_empty(), "failed in round {round}: {}", failed.join(", "));
         if began.elapsed() >= limit {
             println!("== soak: {round} rounds without a failure");
@@ -77,6 +88,19 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+fn is_wanted(name: &str, only: &[String]) -> bool {
+    only.is_empty() || only.iter().any(|wanted| wanted == name)
+}
+
+fn check_names(only: &[String]) -> anyhow::Result<()> {
+    let names: Vec<&str> = jobs(0).iter().map(|job| job.name).collect();
+    let unknown = only.iter().find(|wanted| !names.contains(&wanted.as_str()));
+    match unknown {
+        Some(unknown) => bail!("no soak is called {unknown}; there are: {}", names.join(", ")),
+        None => Ok(()),
+    }
 }
 
 fn build() -> anyhow::Result<()> {
@@ -136,4 +160,21 @@ fn passes(mut job: Job, log: PathBuf) -> anyhow::Result<bool> {
         false => println!("{} FAILED, {seconds} s: see {}", job.name, log.display()),
     }
     Ok(status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_name_gets_the_names_there_are() {
+        check_names(&["dma".into(), "fuzz".into()]).unwrap();
+        let why = check_names(&["dmas".into()]).unwrap_err().to_string();
+        assert!(why.contains("dmas") && why.contains("in_flight, fuzz"), "{why}");
+    }
+
+    #[test]
+    fn each_name_of_a_kernel_is_one_of_a_test() {
+        assert!(NEED_GUEST_KERNEL.iter().all(|name| VM_TESTS.contains(name)));
+    }
 }
