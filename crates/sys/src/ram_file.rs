@@ -10,6 +10,9 @@ use rustix::fs::{
     ftruncate, memfd_create, seek,
 };
 
+/// File system of hugetlb files: `HUGETLBFS_MAGIC` of `include/uapi/linux/magic.h`.
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
 /// A RAM file. Nothing that this type does allocates memory for a hole.
 pub struct RamFile {
     file: File,
@@ -83,12 +86,13 @@ impl RamFile {
         Ok((metadata.dev(), metadata.ino()))
     }
 
-    /// Whether it is made of hugetlb pages. Its block size is the size of its pages.
+    /// Whether it is made of hugetlb pages. Its block size does not tell: a file of shared memory
+    /// that may get huge pages has theirs, too.
     ///
     /// # Errors
-    /// As fstat(2).
+    /// As fstatfs(2).
     pub fn is_hugetlb(&self) -> io::Result<bool> {
-        Ok(self.file.metadata()?.blksize() >= ebb_units::HUGE_BYTES)
+        Ok(rustix::fs::fstatfs(&self.file)?.f_type as u64 == HUGETLBFS_MAGIC)
     }
 
     /// Punches a range: returns its memory to the host. The range then reads as zero.

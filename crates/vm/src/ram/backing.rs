@@ -41,7 +41,7 @@ impl Backing {
     /// As [`RamFile::is_hugetlb`].
     ///
     /// # Errors
-    /// As fstat(2).
+    /// As fstatfs(2).
     pub fn is_hugetlb(&self) -> io::Result<bool> {
         self.file.is_hugetlb()
     }
