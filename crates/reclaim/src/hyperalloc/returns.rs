@@ -30,8 +30,11 @@ impl HyperAlloc {
             held.abandon();
             return false;
         }
-        // If the guest has taken it against the rules, that is the guest's concern.
-        let _ = host.return_area(index);
+        // After a reset that was not noticed yet, the words may be another kernel's.
+        if zone.is_there(&self.ram) {
+            // If the guest has taken it against the rules, that is the guest's concern.
+            let _ = host.return_area(index);
+        }
         match held.is_empty() {
             true => {
                 zone.states.set(index, State::Soft);
@@ -55,11 +58,14 @@ impl HyperAlloc {
     pub fn give_back_all(&self, pager: &Pager, zeros: Zeros) -> std::io::Result<u64> {
         self.give(pager, u64::MAX);
         let bytes = pager.returner().give_back_all(zeros)?;
+        // All frames are resident on record by now, so no touch asks for the states meanwhile.
         for zone in &self.zones {
             let Some(host) = zone.host(&self.ram) else { continue };
             for index in reclaimed(zone) {
                 zone.states.set(index, State::Installed);
-                host.install(index);
+                if zone.is_there(&self.ram) {
+                    host.install(index);
+                }
             }
             zone.publish_hard(&self.ram, 0);
         }

@@ -202,9 +202,11 @@ impl Zone {
         ram.words(self.at, HEADER_WORDS).is_some_and(|words| Header::read(words) == Ok(self.header))
     }
 
-    /// Tells the guest how many of its huge frames the host has.
+    /// Tells the guest how many of its huge frames the host has, if the kernel is still there.
     pub fn publish_hard(&self, ram: &Ram, huge_frames: u64) {
-        if let Some(word) = self.word(ram, HEADER_HARD) {
+        if self.is_there(ram)
+            && let Some(word) = self.word(ram, HEADER_HARD)
+        {
             word.store(huge_frames, Release);
         }
     }
