@@ -133,6 +133,13 @@ fn a_token_of_zero_names_nothing() {
     assert_eq!((error, error.answer()), (RecordError::Token, None));
 }
 
+/// The kernel writes the state last.
+#[test]
+fn a_record_without_a_state_gets_no_answer_yet() {
+    let error = error_of(|words| words[5] = 0);
+    assert_eq!((error, error.answer()), (RecordError::State(0), None));
+}
+
 #[test]
 fn invalid_fields_are_refused_one_by_one() {
     let field = |change: fn(&mut Words), expected: RecordError| {
@@ -143,7 +150,6 @@ fn invalid_fields_are_refused_one_by_one() {
     let length = |kind, bytes| RecordError::CodeLength { kind, bytes };
     field(|words| words[4] = 0x7fff_ffff_f000, RecordError::VirtualAddress(0x7fff_ffff_f000));
     field(|words| words[4] |= 8, RecordError::VirtualAddress(0xffff_c900_0001_2008));
-    field(|words| words[5] = 0, RecordError::State(0));
     field(|words| words[5] = 3 << 32, RecordError::State(3));
     field(|words| set_byte(words, 60, 0), RecordError::PageBytes(0));
     field(|words| set_byte(words, 60, 60), RecordError::PageBytes(60));

@@ -99,6 +99,8 @@ impl RecordError {
             Self::Magic | Self::Length(_) | Self::Checksum | Self::OwnAddress(_) | Self::Token => {
                 return None;
             }
+            // The kernel writes the state last, and may be about to.
+            Self::State(0) => return None,
             Self::Version(_) => Reason::Version,
             Self::Range { fault: RangeFault::OutsideRam, .. } => Reason::OutsideRam,
             Self::RangeCount { .. } | Self::Range { .. } => Reason::Ranges,
