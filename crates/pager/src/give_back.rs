@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::Content;
-use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
+use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
 use ebb_vm::Region;
 
 use crate::fault::installer::Installer;
@@ -16,7 +16,7 @@ use crate::folios::FolioMap;
 use crate::frames::Frames;
 use crate::frames::words::{Served, again};
 use crate::residency::Residency;
-use crate::support::counters::{Counters, add};
+use crate::support::counters::{Counters, add, subtract};
 
 /// Failures in a row after which the cause is not the frames, but the swap file or the host.
 const FAILURES_MAX: u32 = 256;
@@ -28,7 +28,8 @@ const SLOW_FAILURE: u32 = 64;
 pub enum Zeros {
     /// They get memory: a device, or a process that waits for no fault, may use them.
     Fill,
-    /// They stay non-resident, if the kernel serves their next touch.
+    /// They become holes that are resident on record, like memory that was never used. Their next
+    /// touch gets zeros, from Ebb or from the kernel.
     Leave,
 }
 
@@ -66,6 +67,9 @@ impl Returner {
     /// served on touch.
     pub fn give_back_all(&self, zeros: Zeros) -> io::Result<u64> {
         self.folios.forget();
+        if zeros == Zeros::Leave {
+            self.or_wake(self.leave_holes())?;
+        }
         let before = self.frames.counters().non_resident();
         // The watches come first: each brings its block back before its devices.
         for (frames, content) in self.frames.off_record() {
@@ -77,11 +81,7 @@ impl Returner {
                 }
             }
         }
-        self.or_wake(self.give_back_each(1, |frames, content| {
-            zeros == Zeros::Fill
-                || !reads_as_zero(content)
-                || !self.frames.ram().knows_holes(frames)
-        }))?;
+        self.or_wake(self.give_back_each(1, |_, _| true))?;
         // This comes last: frames that came back until now have kept their slots.
         self.residency.give_up_all()?;
         let after = self.frames.counters().non_resident();
@@ -128,6 +128,33 @@ impl Returner {
         })?;
         self.frames.doubted().set(&[]);
         Ok(())
+    }
+
+    /// Makes the empty frames that read as zero resident on record, without memory.
+    ///
+    /// An empty word must not outlive the watch of its frame. The kernel would give the frame memory
+    /// unseen, and the word would still say that it reads as zero.
+    fn leave_holes(&self) -> io::Result<()> {
+        for (frames, content) in self.frames.off_record() {
+            if reads_as_zero(content) && self.frames.ram().knows_holes(frames) {
+                again(|| Ok(self.leave_hole(frames)))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn leave_hole(&self, frames: FrameRange) -> Served {
+        if frames.count < FRAMES_PER_HUGE && self.frames.split(frames.start.huge()).is_err() {
+            return Served::Busy;
+        }
+        let Some(held) = self.frames.lock_words(frames) else { return Served::Busy };
+        let left = held.contents().filter(|(_, content)| reads_as_zero(*content));
+        let count = left.map(|(frames, _)| frames.count).sum();
+        subtract(&self.frames.counters().empty_frames, count);
+        let left = |content| if reads_as_zero(content) { Content::Resident } else { content };
+        let wanted = held.unlock_with(left);
+        self.frames.after(wanted, frames);
+        Served::Done
     }
 
     /// Wakes all touches after a failure: a touch that waited for a holder that failed was not

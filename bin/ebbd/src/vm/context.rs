@@ -46,7 +46,7 @@ use crate::serve::disks::Disks;
 use crate::serve::growth::Growth;
 
 /// Why nothing is done with a VM whose userfaultfd may be closed at any moment.
-pub const LEAVING: &str = "its memory is all back, but its userfaultfd in QEMU could not be closed yet: \
+pub const LEAVING: &str = "its content is all back, but its userfaultfd in QEMU could not be closed yet: \
                            it is detached once that is closed";
 
 /// One managed VM.

@@ -63,15 +63,11 @@ pub fn detach(cx: &mut VmContext) -> Answer<()> {
     Err(ApiError::Failed(format!("the VM stays managed, detaching failed: {error}")))
 }
 
-/// Watches a VM as before a detach that failed: its record has not changed. Frames that the kernel
-/// has given memory meanwhile are resident.
+/// Watches a VM as before a detach that failed: its record has not changed.
 fn watch_again(cx: &mut VmContext) {
     let is_watched = cx.record.mode == Mode::Strict || cx.record.evicts || cx.record.shares;
     if is_watched && let Err(error) = cx.pager.frames().watch_all() {
         tracing::error!("watching its memory: {error}");
-    }
-    if let Err(error) = cx.pager.returner().settle() {
-        tracing::error!("which of its memory is resident: {error}");
     }
     cx.record.note(|_| {});
 }

@@ -63,7 +63,7 @@ pub fn recover(
     }
 }
 
-/// Finishes the detach of a VM whose process died in it: all of its memory was back.
+/// Finishes the detach of a VM whose process died in it: all of its content was back.
 fn end_leaving(process: &Process, number: i32, record: &Record, directory: &Path) -> NotRecovered {
     let closed = has_userfaultfd(process, number).and_then(|is_there| match is_there {
         true => injector::close(process, number).or_else(|error| {

@@ -34,7 +34,7 @@ impl Returner {
         Ok(())
     }
 
-    /// After a restart, and after a detach that failed: makes each evicted or empty frame resident on record whose page is there:
+    /// After a restart: makes each evicted or empty frame resident on record whose page is there:
     /// it was not punched yet, or was brought back already. The page wins. A `Clean` frame, from a
     /// daemon of an older version, is protected until now; its slot is not claimed.
     ///
@@ -60,17 +60,11 @@ impl Returner {
     fn settle_frame(&self, gfn: Gfn, content: Content) -> io::Result<()> {
         let frame = FrameRange::new(gfn, 1);
         let is_clean = matches!(content, Content::Clean { .. });
-        let is_hole = || Ok(!is_clean && self.frames.ram().is_hole(frame)?);
-        if is_hole()? || self.frames.split(gfn.huge()).is_err() {
+        let hole = !is_clean && self.frames.ram().is_hole(frame)?;
+        if hole || self.frames.split(gfn.huge()).is_err() {
             return Ok(());
         }
         let Ok(held) = self.frames.ledger().lock_frame(gfn) else { return Ok(()) };
-        // A fault may have been served meanwhile.
-        let is_there = is_hole().map(|hole| !hole && held.content() == content);
-        if !matches!(is_there, Ok(true)) {
-            self.frames.after(held.abandon(), frame);
-            return is_there.map(drop);
-        }
         let open = self.frames.unprotect_if_watched(frame);
         if let Content::Empty { .. } = held.content() {
             subtract(&self.frames.counters().empty_frames, 1);

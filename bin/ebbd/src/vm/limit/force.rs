@@ -136,7 +136,10 @@ impl ByForce {
 /// together, if any of them has.
 fn with_memory(pager: &Pager, piece: FrameRange) -> Vec<FrameRange> {
     // The file of memory that was unplugged meanwhile tells nothing.
-    let there = pager.ram().populated_in(piece).unwrap_or_default();
+    let there = pager.ram().populated_in(piece).unwrap_or_else(|error| {
+        tracing::debug!("{piece:?}: which frames are resident: {error}");
+        Vec::new()
+    });
     match pager.folios().grain_of(piece.start.huge()) {
         Grain::Huge if !there.is_empty() => vec![piece],
         _ => there,
