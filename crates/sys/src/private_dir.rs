@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, OFlags, access};
+use rustix::fs::{Access, AtFlags, CWD, OFlags, accessat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
@@ -132,7 +132,8 @@ pub fn check_missing(path: &Path) -> Result<(), PrivateDirError> {
 
 fn may_write(path: &Path) -> Result<(), PrivateDirError> {
     let error = |error: Errno| PrivateDirError::Io(path.into(), error.into());
-    access(path, Access::WRITE_OK | Access::EXEC_OK).map_err(error)
+    // By the effective user, as for the writes to come.
+    accessat(CWD, path, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS).map_err(error)
 }
 
 fn is_host() -> bool {
