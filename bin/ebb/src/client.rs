@@ -44,8 +44,8 @@ pub fn call<A: DeserializeOwned>(
                 log.display()
             ),
             None => {
-                "ebbd ended the connection without an answer; who started it has its messages, \
-                     which may say why"
+                "ebbd ended the connection without an answer; its messages on standard error may \
+                     say why"
                     .into()
             }
         })?;

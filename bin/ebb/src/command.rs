@@ -248,7 +248,7 @@ impl Host {
             (_, why) => bail!(
                 "{} was not monitored: {}; try again",
                 vm.name,
-                why.map_or("it ended before", String::as_str)
+                why.map_or("the monitoring ended without figures", String::as_str)
             ),
         };
         if let Some(file) = svg {

@@ -84,7 +84,7 @@ fn listening(run_dir: &Path) -> anyhow::Result<Option<UnixStream>> {
 fn explain(error: io::Error, path: &Path) -> anyhow::Error {
     match error.kind() {
         io::ErrorKind::PermissionDenied => anyhow!(
-            "{} is not accessible: ebb talks to a root-only socket, run it as root",
+            "{} is not accessible: ebb talks to a root-only socket, so run ebb as root",
             path.display()
         ),
         _ => anyhow!("{}: {error}", path.display()),
@@ -168,7 +168,7 @@ fn wait(start: impl Fn() -> anyhow::Result<Child>, run_dir: &Path) -> anyhow::Re
         match child.try_wait()? {
             Some(status) if status.code() == Some(route::EXIT_OWNED) => {
                 if began.elapsed() >= DEATH_LIMIT {
-                    bail!("another one has the run directory and does not listen");
+                    bail!("another ebbd has the run directory and does not listen");
                 }
                 thread::sleep(POLL_EVERY);
                 child = start()?;

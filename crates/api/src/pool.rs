@@ -42,7 +42,7 @@ impl ShareRequest {
         ensure(bytes.is_some() || (lower_percent.is_none() && upper_percent.is_none()), || {
             "`off` takes the VM out of the pool: --lower and --upper belong to a share".into()
         })?;
-        ensure(bytes != Some(0), || "a share of nothing is none: give a size, or `off`".into())?;
+        ensure(bytes != Some(0), || "a share of 0 is no share: give a size, or `off`".into())?;
         ensure(lower_percent.is_none_or(|lower| (1..=100).contains(&lower)), || {
             format!(
                 "a lower limit of {} % of the share is out of range: give 1 to 100",
@@ -111,7 +111,7 @@ mod tests {
         }
         for (bytes, lower, upper, why) in [
             (None, Some(50), None, "belong to a share"),
-            (Some(0), None, None, "a share of nothing"),
+            (Some(0), None, None, "a share of 0"),
             (Some(1), Some(0), None, "give 1 to 100"),
             (Some(1), Some(101), None, "give 1 to 100"),
             (Some(1), None, Some(99), "give 100 to 10000"),

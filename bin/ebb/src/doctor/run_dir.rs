@@ -97,7 +97,8 @@ fn absent(path: &Path, keys_on_disk: bool) -> Finding {
 }
 
 fn unusable(error: &PrivateDirError) -> Finding {
-    let advice = error.advice().unwrap_or_else(|| "name another by --run-dir, or be root".into());
+    let advice =
+        error.advice().unwrap_or_else(|| "name another by --run-dir, or run ebb as root".into());
     Finding::missing(CHECK, error.why(), COST, advice)
 }
 

@@ -27,7 +27,8 @@ pub fn rows(limit: &LimitStatus) -> String {
         row(
             "non-resident",
             format!(
-                "{} in the swap store, {} disk-backed; {} of what is resident keeps its place in the store",
+                "{} in the store, {} disk-backed; {} of the resident memory keeps its slots in the \
+                 store",
                 Bytes(limit.saved_bytes),
                 Bytes(limit.on_disk_bytes),
                 Bytes(limit.clean_bytes)

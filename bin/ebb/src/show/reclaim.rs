@@ -48,7 +48,7 @@ fn pressure_rows(auto: &AutoStatus, pressure: &PressureStatus) -> String {
     let seen_by = match &pressure.seen_by {
         Some(seen_by) => seen_by.clone(),
         None => {
-            format!("ebbd does not watch the host; after 30 s without it, a round {}", every(auto))
+            format!("ebbd does not watch the host; after 30 s of that, a round {}", every(auto))
         }
     };
     let last = match (&pressure.why, pressure.age_s) {

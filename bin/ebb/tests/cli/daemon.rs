@@ -63,7 +63,7 @@ fn without_permission_it_asks_for_root() {
     }
     let ran = command.run();
     assert_eq!(ran.code, Some(1));
-    assert!(ran.is_one_line_with("run it as root"), "{}", ran.stderr);
+    assert!(ran.is_one_line_with("run ebb as root"), "{}", ran.stderr);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn an_answer_of_no_known_form_is_an_error() {
         (Answer::text(200, "{}"), "both are not from one release"),
         // This process is the daemon.
         (Answer::text(200, "{}"), &format!("(`kill {}`)", std::process::id())),
-        (Answer::nothing(), "without an answer; who started it has its messages"),
+        (Answer::nothing(), "without an answer; its messages on standard error"),
     ] {
         let dir = Dir::new();
         let _daemon = dir.daemon(answer);

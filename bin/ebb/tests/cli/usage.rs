@@ -53,7 +53,7 @@ fn bad_usage_is_one_line_and_exit_2() {
         ("pool lots", "as in 512M, or `off`"),
         ("share web", "not provided: <SIZE|off>"),
         ("share web off --lower 50", "belong to a share"),
-        ("share web 0", "a share of nothing"),
+        ("share web 0", "a share of 0"),
         ("share web 1G --lower 101", "give 1 to 100"),
         ("share web 1G --upper 99", "give 100 to 10000"),
         ("statsu web", "a similar subcommand exists: 'status'"),
