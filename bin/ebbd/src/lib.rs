@@ -86,8 +86,8 @@ struct Arguments {
     /// How a guest's page metadata may become known.
     #[arg(long, env = "EBB_METADATA_BY", value_enum, default_value_t)]
     metadata_by: MetadataBy,
-    /// Share of the time, in percent, from which tasks of the host that wait for memory (PSI) are
-    /// host pressure, for `ebb auto --when pressure`. 0: they are not looked at.
+    /// For `ebb auto --when pressure`: the host is short of memory if its tasks wait for memory
+    /// (PSI) in this share of the time, in percent. 0: PSI is not looked at.
     #[arg(long, env = "EBB_PRESSURE_STALL", value_name = "PERCENT", default_value_t = 15)]
     #[arg(value_parser = clap::value_parser!(u32).range(0..=100))]
     pressure_stall: u32,

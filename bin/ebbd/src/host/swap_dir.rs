@@ -53,8 +53,8 @@ impl SwapDir {
     pub fn begin(&self, run_dir: &Path) -> Result<(), String> {
         match self.check() {
             Err(why) if Record::is_any_in(run_dir) => tracing::warn!(
-                "{why}; VMs that are managed already are served, and none is started or attached \
-                 until then"
+                "{why}; VMs that are managed already are served, but no VM is started or attached \
+                 until the directory can be used"
             ),
             checked => checked?,
         }

@@ -23,7 +23,7 @@ const SLOW: Duration = Duration::from_secs(5);
 
 /// Why the figures are this old; none: they are recent.
 pub fn slow(age: Duration) -> Option<String> {
-    let since = || format!("it is busy, or QEMU does not answer, for {} s", age.as_secs());
+    let since = || format!("for {} s it has been busy, or QEMU has not answered", age.as_secs());
     (age >= SLOW).then(since)
 }
 

@@ -67,8 +67,8 @@ impl MonitoringSettings {
     pub fn check(&self) -> Result<(), String> {
         if self.heat_window_ms < WINDOW_MS_MIN {
             return Err(format!(
-                "--heat-window-ms {} is shorter than a VM can be looked at: give {WINDOW_MS_MIN} \
-                 or more",
+                "--heat-window-ms {} is too short to see what a VM uses: give {WINDOW_MS_MIN} or \
+                 more",
                 self.heat_window_ms
             ));
         }

@@ -313,7 +313,7 @@ impl Record {
         let found = state_file::load::<Record>(&directory.join(FILE))?;
         match found.as_ref().is_none_or(Record::adds_up) {
             true => Ok(found),
-            false => Err(io::Error::new(io::ErrorKind::InvalidData, "its sizes make no sense")),
+            false => Err(io::Error::new(io::ErrorKind::InvalidData, "no VM has such sizes")),
         }
     }
 

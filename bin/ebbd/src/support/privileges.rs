@@ -116,7 +116,7 @@ fn scarce(most: u64, serves_vm: bool) -> String {
     match serves_vm {
         true => format!(
             "the VM's process {pid} may open {most} files: end ebbd, start it with {more}, and end \
-             that process (`kill {pid}`), which the next one follows"
+             that process (`kill {pid}`): the next one recovers the VM"
         ),
         false => format!(
             "ebbd, and each process that it starts for a VM, may open {most} files, and a VM needs \

@@ -217,7 +217,7 @@ fn on_node(node: u32, count: usize) -> io::Result<TierSpeed> {
     let outcomes = outcomes.map_err(io::Error::other)?;
     let there = outcomes.into_iter().filter(|outcome| outcome.is_here()).count();
     if there < count / 10 * 9 {
-        return Err(io::Error::other(format!("of {count} pages {there} found room")));
+        return Err(io::Error::other(format!("only {there} of {count} pages found room")));
     }
     Ok(memory(&TierKind::Node(node).to_string(), buffer.pages_mut()))
 }
@@ -256,7 +256,7 @@ fn stored(tier: &str, store: &dyn Store, pages: &[ebb_store::Page]) -> Answer<Ti
         let began_one = Instant::now();
         let page = &mut buffer.pages_mut()[0];
         store.load(*slot, page).map_err(|error| {
-            not_allowed(format!("{tier} cannot be measured, it does not read: {error}"))
+            not_allowed(format!("{tier} cannot be measured: a read failed: {error}"))
         })?;
         reads.push(began_one.elapsed());
         if began.elapsed() > TIME {

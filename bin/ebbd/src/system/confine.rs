@@ -165,17 +165,17 @@ impl Plan {
         let advice = match (is_denied, why.contains(TUN)) {
             (false, _) => "",
             (true, true) if why.contains("configure") => {
-                ". The tap has to be there and to be QEMU's user's: ip tuntap add NAME mode tap user \
+                ". The tap must exist, and be of QEMU's user: ip tuntap add NAME mode tap user \
                  UID, and --user UID; --privileged runs QEMU as root"
             }
             (true, true) => {
-                ". QEMU's user may not open /dev/net/tun: give that mode 0666, as udev does (who \
-                 opens it has only the taps of their own), and a tap to the user: ip tuntap add NAME \
-                 mode tap user UID, and --user UID; --privileged runs QEMU as root"
+                ". QEMU's user may not open /dev/net/tun: give it mode 0666, as udev does (a \
+                 user gets only their own taps there), and make a tap for QEMU's user: ip tuntap \
+                 add NAME mode tap user UID, and --user UID; --privileged runs QEMU as root"
             }
             (true, false) => {
-                ". QEMU has a user of its own: give drives by --disk, or what it uses to a user, and \
-                 name that by --user; --privileged runs QEMU as root"
+                ". QEMU has a user of its own: give drives by --disk, or give the files to a \
+                 user and name that user by --user; --privileged runs QEMU as root"
             }
         };
         advice.into()
@@ -233,7 +233,7 @@ fn shared_user(user: User) -> Option<String> {
             Some("QEMU is user 0, which owns the run directory with its keys".into())
         }
         User::Fixed { uid, .. } => {
-            Some(format!("QEMU shares user {uid} with whatever else is that user"))
+            Some(format!("QEMU shares user {uid} with all other processes of that user"))
         }
     }
 }
@@ -253,8 +253,8 @@ fn kvm_groups(user: User) -> Result<Vec<u32>, String> {
         true => Ok(Vec::new()),
         false if mode & 0o060 == 0o060 && group != 0 => Ok(vec![group]),
         false => Err(format!(
-            "QEMU is not to be root, and only root may use {KVM}: give that to a group (chgrp kvm \
-             {KVM} && chmod 660 {KVM}), or run the VM with --user root"
+            "QEMU does not run as root, and only root may use {KVM}: give {KVM} to a group (chgrp \
+             kvm {KVM} && chmod 660 {KVM}), or run the VM with --user root"
         )),
     }
 }
@@ -339,7 +339,7 @@ mod tests {
         for (words, remedy) in [
             ("could not open /dev/net/tun: Permission denied", "0666"),
             ("Could not open '/dev/net/tun': Permission denied", "0666"),
-            ("could not configure /dev/net/tun (t0): Operation not permitted", "has to be there"),
+            ("could not configure /dev/net/tun (t0): Operation not permitted", "must exist"),
         ] {
             let message = plan.advice(words, None);
             assert!(message.contains(remedy) && !message.contains("--disk"), "{words}: {message}");

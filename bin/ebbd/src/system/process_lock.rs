@@ -48,7 +48,7 @@ pub fn take(directory: &Path, now: Instant) -> io::Result<File> {
 /// The process that has the lock; none: nobody has it.
 ///
 /// # Errors
-/// Those of open(2). `InvalidData`: the process does not say who it is.
+/// Those of open(2). `InvalidData`: the process does not tell its number.
 pub fn holder(directory: &Path) -> io::Result<Option<Process>> {
     let lock = match open(directory, false) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -60,7 +60,7 @@ pub fn holder(directory: &Path) -> io::Result<Option<Process>> {
             return Ok(Some(process));
         }
         if began.elapsed() > WORD_LIMIT {
-            let why = "its process does not say who it is";
+            let why = "its process does not tell its number";
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
         thread::sleep(LOOK_EVERY);

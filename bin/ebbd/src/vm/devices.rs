@@ -216,8 +216,8 @@ impl Devices {
             }
             Err(error) => {
                 let why = format!(
-                    "the guest is stopped until all its memory is back for {device}, which fails: \
-                     {error}"
+                    "the guest is stopped until all its memory is back for {device}, but not \
+                     all comes back: {error}"
                 );
                 if self.failed.as_ref() != Some(&why) {
                     tracing::error!("its devices: {why}");

@@ -35,10 +35,9 @@ pub fn shake_hands(uffd: &Uffd) -> Answer<()> {
         let names: Vec<&str> = missing.map(|(_, name)| *name).collect();
         not_allowed(match names.is_empty() {
             true => format!("the kernel's userfaultfd: {error}"),
-            false => format!(
-                "the kernel's userfaultfd lacks {}: a newer one is needed",
-                names.join(", ")
-            ),
+            false => {
+                format!("the kernel's userfaultfd lacks {}: boot a newer kernel", names.join(", "))
+            }
         })
     })
 }
@@ -123,7 +122,7 @@ fn store(slots: u64, record: &Record, directory: &Path) -> Result<Box<dyn Store>
         bytes => match Compressed::open(directory, bytes, disk()?) {
             // A VM that is recovered does not wait for room that it did not need so far.
             Err(StoreError::RunDirectory(error)) if !ebb_store::has_compressed(directory)? => {
-                tracing::warn!("without compressed memory: {error}");
+                tracing::warn!("the VM goes on without compressed memory: {error}");
                 Ok(Box::new(disk()?))
             }
             store => Ok(Box::new(store?)),

@@ -35,7 +35,7 @@ pub(super) fn clear_below(parent: &Path, start: bool) {
             None => false,
         };
         if is_left && remove_left(&entry.path()).is_ok() {
-            tracing::debug!("{}: removed, it was left", entry.path().display());
+            tracing::debug!("{}: removed, no process used it any more", entry.path().display());
         }
     }
 }

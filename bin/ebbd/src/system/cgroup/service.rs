@@ -24,7 +24,7 @@ pub fn enter(of_qemu: &[PathBuf]) {
         let service = directory.with_file_name(SERVICE);
         if let Err(error) = enter_one(&service) {
             tracing::warn!(
-                "{}: {error}: what Ebb takes for this VM counts in another group",
+                "{}: {error}: memory that Ebb takes for this VM counts in another group",
                 service.display()
             );
         }

@@ -83,7 +83,9 @@ impl Forgetting {
                 Ok(ring) => *method = Method::Ring(ring),
                 Err(error) => {
                     *again = Some(Instant::now() + RING_AGAIN);
-                    tracing::info!("injected calls empty QEMU's page table, not a ring: {error}");
+                    tracing::info!(
+                        "no ring in QEMU ({error}): injected calls empty its page table"
+                    );
                     return Ok(None);
                 }
             }

@@ -20,7 +20,7 @@ pub fn set(cx: &mut VmContext, share: Option<Share>) -> Answer<bool> {
     let Some(share) = share else {
         if was.is_none() {
             return Err(not_allowed(format!(
-                "{} is not in the pool: ebb pool shows who is",
+                "{} is not in the pool: ebb pool shows the VMs that are",
                 cx.name()
             )));
         }
@@ -52,8 +52,8 @@ pub fn allow(cx: &mut VmContext, limit_bytes: Option<u64>) -> bool {
 fn may_have(cx: &VmContext, share: Share) -> Answer<()> {
     if let Some(tiers) = &cx.record.tiers {
         return Err(not_allowed(format!(
-            "its tiers, {}, say how much of it is in memory: a share is for a VM started \
-             without --tier",
+            "its tiers, {}, fix how much of it is in memory: a share is for a VM started without \
+             --tier",
             tiers.ladder
         )));
     }

@@ -157,8 +157,8 @@ impl std::fmt::Display for PluggedUsage {
         let bytes = |frames: u64| Bytes(frames * FRAME_BYTES);
         write!(
             f,
-            "in what is plugged, {} are the kernel's own, which it cannot move, {} are memory of \
-             processes, {} page cache, {} free",
+            "of the plugged memory, {} are the kernel's own, which it cannot move, {} are memory \
+             of processes, {} page cache, {} free",
             bytes(self.kernel),
             bytes(self.processes),
             bytes(self.cache),

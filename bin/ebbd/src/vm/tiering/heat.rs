@@ -271,11 +271,12 @@ fn host_needs(tracker: HeatTracker, accelerator: Accelerator) -> (String, bool) 
     };
     let (needs, misses) = match (tracker, accelerator) {
         (HeatTracker::VmmTable, _) => {
-            ("PAGEMAP_SCAN (Linux 6.7); each use is a minor fault once a window", false)
+            ("PAGEMAP_SCAN (Linux 6.7); a page's first use in a window is a minor fault", false)
         }
-        (HeatTracker::IdlePages, _) => {
-            ("CONFIG_IDLE_PAGE_TRACKING; of 2 MiB each use is a minor fault once a window", false)
-        }
+        (HeatTracker::IdlePages, _) => (
+            "CONFIG_IDLE_PAGE_TRACKING; in 2 MiB, a page's first use in a window is a minor fault",
+            false,
+        ),
         (HeatTracker::GuestTables, Accelerator::Tcg) => (
             "an emulator keeps translations until the guest loads other page tables: pages of \
              a program that never leaves the processor are missed (pti=on in the guest helps)",

@@ -140,7 +140,7 @@ impl Worker {
         request.check()?;
         if let Some(no_room) = self.cx.no_room.as_ref().filter(|_| self.cx.waits()) {
             return Err(ApiError::Unavailable(format!(
-                "{} waits for room, and QEMU may, so its size cannot change now: {no_room}",
+                "{} waits for room, and QEMU may, too, so its size cannot change now: {no_room}",
                 self.cx.name()
             )));
         }
