@@ -74,7 +74,7 @@ pub enum TrackError {
     #[error("looking at all of its memory takes too long")]
     TooMuch,
     /// Pages that were to be marked have no mark.
-    #[error("the kernel keeps no marks of much of its memory")]
+    #[error("the host's kernel does not track the use of much of its memory")]
     Unmarked,
     /// An error from the host.
     #[error("the VM's memory cannot be watched: {0}")]

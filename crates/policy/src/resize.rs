@@ -198,7 +198,10 @@ pub enum SizeRefusal {
         grows: bool,
     },
     /// Less than the mechanism can reach.
-    #[error("a size of {} is under what {} can reach, {}", Bytes(*.bytes), .by.name(), Bytes(*.min))]
+    #[error(
+        "a size of {} is below the least that {} can reach, {}",
+        Bytes(*.bytes), .by.name(), Bytes(*.min)
+    )]
     TooSmall {
         /// The size asked for.
         bytes: u64,

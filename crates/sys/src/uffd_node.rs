@@ -152,11 +152,11 @@ fn explain(error: &io::Error, in_namespace: bool, may_make: bool) -> (String, &'
             ("no node of /dev/userfaultfd can be made in a user namespace", NAMESPACE_ADVICE)
         }
         _ if is_any(&[Errno::PERM, Errno::ACCESS]) && !may_make => (
-            "ebbd has no CAP_MKNOD, to make a node of /dev/userfaultfd",
+            "ebbd lacks CAP_MKNOD, so it cannot make a node of /dev/userfaultfd",
             "run it as root; in a container with --cap-add MKNOD or --privileged",
         ),
         _ if is_any(&[Errno::PERM]) => (
-            "the device control group, as a container has one, keeps /dev/userfaultfd closed",
+            "a device control group, as containers have one, keeps /dev/userfaultfd closed",
             "start the container with --device /dev/userfaultfd, the device rule c 10:N rwm, where \
              /proc/misc has N userfaultfd, or --privileged",
         ),

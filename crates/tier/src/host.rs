@@ -143,9 +143,9 @@ fn has_file(path: &Path, bytes: u64) -> Result<(), HostError> {
             is_large_enough(device, bytes, wrong)
         }
         Ok(found) if !found.is_file() => {
-            Err(wrong("this is no file: name one, or a block device".into()))
+            Err(wrong("this is no file: name a file or a block device".into()))
         }
-        Ok(_) => Err(wrong("exists already: name a new file, which goes when its VM goes".into())),
+        Ok(_) => Err(wrong("exists already: name a new file, which is removed with its VM".into())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => has_room(&directory, bytes, wrong),
         Err(error) => Err(wrong(error.to_string())),
     }

@@ -14,7 +14,7 @@ use crate::launch::{Launch, LaunchMemory, Node};
 
 /// Name of the directory, beside the VM's record, with the sockets that its QEMU connects to.
 const SOCKETS: &str = "sockets";
-const TOO_LARGE: &str = "it is larger than the VM's memory: give it more by --memory";
+const TOO_LARGE: &str = "it is larger than the VM's memory: give the VM more by --memory";
 
 /// The directory with the sockets that a VM's QEMU connects to. QEMU inherits this directory, and
 /// all others are closed to it. For a VM that was started without one, it is the VM's own

@@ -47,8 +47,8 @@ impl Gadgets {
             }
         }
         Err(io::Error::other(
-            "the process's code has no return from a signal handler, as every C library has: no \
-             call can be injected that would find back by itself",
+            "the process's code has no return from a signal handler, which every C library has: \
+             after an injected call, its thread could not return to its work by itself",
         ))
     }
 
