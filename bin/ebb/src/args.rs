@@ -18,7 +18,7 @@ use crate::interval::Interval;
 #[derive(Parser)]
 #[command(name = "ebb", version, max_term_width = 100)]
 pub struct Args {
-    /// Where the daemon keeps its socket, log and records
+    /// Where the daemon keeps its socket and records
     #[arg(long, global = true, env = "EBB_RUN_DIR", value_name = "DIR")]
     #[arg(default_value = route::RUN_DIR_DEFAULT)]
     pub run_dir: PathBuf,
@@ -259,8 +259,8 @@ pub struct Attach {
 
 #[derive(clap::Args)]
 pub struct Watch {
-    /// How reclaimed memory is watched: strict or release [default: strict if a device accesses
-    /// the guest's memory by itself, else release]
+    /// How reclaimed memory is watched: strict or release [default: strict with a disk with
+    /// dma=strict, else release]
     #[arg(long)]
     pub mode: Option<Mode>,
     /// Smallest buddy block to reclaim, as its order: 6 (256 KiB) to 10 (4 MiB) [default: 9, which

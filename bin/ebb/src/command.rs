@@ -246,9 +246,9 @@ impl Host {
         let figures = match (&report.figures, why) {
             (Some(figures), None) => figures,
             (_, why) => bail!(
-                "{} was not monitored: {}; try again",
+                "{} was not monitored: {}",
                 vm.name,
-                why.map_or("the monitoring ended without figures", String::as_str)
+                why.map_or("the monitoring ended without figures, try again", String::as_str)
             ),
         };
         if let Some(file) = svg {

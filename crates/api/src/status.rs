@@ -185,7 +185,7 @@ pub struct AutoStatus {
     /// Available memory of the host below which there is pressure; null: `below_percent` counts.
     #[serde(default)]
     pub below_bytes: Option<u64>,
-    /// Free memory to leave in the guest, besides the reserve.
+    /// Free memory to leave in the guest. V-Probe leaves 64 MiB if this is less.
     pub keep_bytes: u64,
     /// What the last round did; null before the first.
     pub last: Option<ReclaimReport>,

@@ -13,7 +13,7 @@ use crate::interval::readable;
 pub fn auto_rows(auto: &AutoStatus) -> String {
     let keeps = Bytes(auto.keep_bytes);
     let state = match auto.on {
-        true => format!("on, {}, keeps {keeps} free besides the reserve", when(auto)),
+        true => format!("on, {}, leaves {keeps} free, or more", when(auto)),
         false => "off".into(),
     };
     let until = |why: &String| format!("{why}; until then nothing is reclaimed");
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn the_cause_of_a_round_is_shown() {
         let told = auto_rows(&auto());
-        assert!(told.contains("on, every 5 s, keeps 0 B free"), "{told}");
+        assert!(told.contains("on, every 5 s, leaves 0 B free"), "{told}");
         let pressure = PressureStatus { seen_by: None, rounds: 0, why: None, age_s: None };
         let auto = AutoStatus {
             when: ReclaimWhen::Pressure,

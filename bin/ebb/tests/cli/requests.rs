@@ -111,7 +111,7 @@ fn automatic_reclaim_is_asked_for_as_it_is_said() {
         "PUT /v1/vms/web/auto",
         &json!({ "on": true, "interval_ms": 5000, "keep_bytes": null }),
         &json!({ "on": true, "interval_ms": 5000, "keep_bytes": 0, "last": a_reclaim() }),
-        "on, every 5 s, keeps 0 B free",
+        "on, every 5 s, leaves 0 B free",
     );
     asks(
         "auto web on --when pressure --below 5%",

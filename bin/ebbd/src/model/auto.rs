@@ -19,7 +19,7 @@ pub struct Auto {
     /// The same in bytes, in place of the percentage; neither: the default percentage.
     #[serde(default)]
     pub below_bytes: Option<u64>,
-    /// Free memory to leave to the guest, beside the reserve.
+    /// Free memory to leave to the guest. V-Probe leaves 64 MiB if this is less.
     pub keep_bytes: u64,
 }
 

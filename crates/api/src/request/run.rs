@@ -137,8 +137,9 @@ impl RunRequest {
         let (nodes, growth) = (self.nodes, most - self.memory_bytes);
         ensure(growth.is_multiple_of(u64::from(nodes) * HUGE_BYTES), || {
             format!(
-                "--grow-to adds {:#}, which is not {nodes} times a multiple of 2 MiB",
-                Bytes(growth)
+                "--grow-to adds {:#}: give the memory and a multiple of {:#} more",
+                Bytes(growth),
+                Bytes(u64::from(nodes) * HUGE_BYTES)
             )
         })?;
         ensure(self.backing != Backing::Hugetlb, || {
@@ -284,7 +285,7 @@ mod tests {
         }
         assert!(refused(to((4 << 30) + 4096)).contains("a multiple of 2 MiB"));
         let nodes = RunRequest { nodes: 2, cpus: 2, ..to((2 << 30) + HUGE_BYTES) };
-        assert!(refused(nodes).contains("2 times a multiple"));
+        assert!(refused(nodes).contains("a multiple of 4 MiB more"));
         let reserved = RunRequest { backing: Backing::Hugetlb, ..to(4 << 30) };
         assert!(refused(reserved).contains("--backing thp"));
         let tier = Some("dram=1G,file=/f:1G".into());
