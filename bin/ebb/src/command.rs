@@ -200,11 +200,7 @@ impl Host {
         let Some(tier) = &status.tier else {
             bail!("{} has one tier, the host's memory: `ebb run --tier` gives a VM more", vm.name);
         };
-        // Only warnings about tiers are shown here.
-        let words = ["fast memory", "placed by heat", "NUMA", "use of its memory"];
-        let about = |warning: &&String| words.iter().any(|word| warning.contains(word));
-        let warnings: Vec<String> = status.warnings.iter().filter(about).cloned().collect();
-        render(tier, vm.output.json, |tier| show::tier(&vm.name, tier, &warnings))
+        render(tier, vm.output.json, |tier| show::tier(&vm.name, tier))
     }
 
     fn pool(&self, size: Option<SizeOrOff>, json: bool) -> anyhow::Result<String> {

@@ -7,8 +7,8 @@ use super::{known, limit_or_none, row, table};
 use crate::interval::readable;
 
 /// Returns the tiers that have a VM's memory.
-pub fn tier(name: &VmName, status: &TierStatus, warnings: &[String]) -> String {
-    let warnings: String = warnings.iter().map(|warning| row("warning", warning)).collect();
+pub fn tier(name: &VmName, status: &TierStatus) -> String {
+    let warnings: String = status.warnings.iter().map(|warning| row("warning", warning)).collect();
     format!("{name}: {}\n", status.ladder) + &tier_rows(status) + &warnings
 }
 

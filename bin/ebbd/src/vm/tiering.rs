@@ -169,15 +169,25 @@ impl Tiering {
 
     /// Returns what the VM does with its tiers. `active_bytes`: the bytes that it works with.
     pub fn status(&self, cx: &VmContext, active_bytes: Option<u64>) -> Option<TierStatus> {
+        let mut status = self.figures(cx, active_bytes)?;
+        status.warnings = self.warnings_beside(cx, Some(&status));
+        Some(status)
+    }
+
+    /// Returns what the operator should know.
+    pub fn warnings(&self, cx: &VmContext, active_bytes: Option<u64>) -> Vec<String> {
+        self.warnings_beside(cx, self.figures(cx, active_bytes).as_ref())
+    }
+
+    fn figures(&self, cx: &VmContext, active_bytes: Option<u64>) -> Option<TierStatus> {
         let figures = self.placing.as_ref().map(Placing::figures);
         let hot_bytes = self.recent_heat().map(Heat::hot_bytes);
         status::of(cx, active_bytes, hot_bytes, figures)
     }
 
-    /// Returns what the operator should know.
-    pub fn warnings(&self, cx: &VmContext, active_bytes: Option<u64>) -> Vec<String> {
+    fn warnings_beside(&self, cx: &VmContext, figures: Option<&TierStatus>) -> Vec<String> {
         let mut all = Vec::new();
-        all.extend(self.status(cx, active_bytes).as_ref().and_then(status::warning));
+        all.extend(figures.and_then(status::warning));
         if let (true, Some(why)) = (monitor::is_wanted(cx), self.monitor.blind_spot()) {
             all.push(format!("not each use of its memory is seen: {why}"));
         }

@@ -25,6 +25,9 @@ pub struct TierStatus {
     /// Moved between NUMA nodes by the VM's current process; null: no tier is a NUMA node.
     #[serde(default)]
     pub moved_bytes: Option<u64>,
+    /// Sentences for the operator about its tiers. They are in the VM's `warnings`, too.
+    #[serde(default)]
+    pub warnings: Vec<String>,
 }
 
 /// What a tier holds.

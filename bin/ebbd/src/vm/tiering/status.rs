@@ -29,6 +29,7 @@ pub fn of(
         hot_bytes,
         tiers: uses(cx, tiers, on_nodes.unwrap_or_default()),
         moved_bytes,
+        warnings: Vec::new(),
     })
 }
 
@@ -80,6 +81,7 @@ mod tests {
             hot_bytes: None,
             tiers: Vec::new(),
             moved_bytes: None,
+            warnings: Vec::new(),
         };
         assert_eq!(warning(&status(None)), None);
         assert_eq!(warning(&status(Some(50 << 20))), None);
