@@ -67,9 +67,6 @@ impl Returner {
     /// served on touch.
     pub fn give_back_all(&self, zeros: Zeros) -> io::Result<u64> {
         self.folios.forget();
-        if zeros == Zeros::Leave {
-            self.or_wake(self.leave_holes())?;
-        }
         let before = self.frames.counters().non_resident();
         // The watches come first: each brings its block back before its devices.
         for (frames, content) in self.frames.off_record() {
@@ -81,10 +78,14 @@ impl Returner {
                 }
             }
         }
-        self.or_wake(self.give_back_each(1, |_, _| true))?;
+        self.or_wake(
+            self.give_back_each(1, |frames, content| !self.is_left(zeros, frames, content)),
+        )?;
+        let after = self.frames.counters().non_resident();
+        // Nothing is evicted any more, so no fault makes a frame empty from now on.
+        self.or_wake(self.end_empty(zeros))?;
         // This comes last: frames that came back until now have kept their slots.
         self.residency.give_up_all()?;
-        let after = self.frames.counters().non_resident();
         Ok(before.saturating_sub(after) * FRAME_BYTES)
     }
 
@@ -130,14 +131,24 @@ impl Returner {
         Ok(())
     }
 
-    /// Makes the empty frames that read as zero resident on record, without memory.
+    /// Whether empty frames become holes that are resident on record.
+    fn is_left(&self, zeros: Zeros, frames: FrameRange, content: Content) -> bool {
+        zeros == Zeros::Leave && reads_as_zero(content) && self.frames.ram().knows_holes(frames)
+    }
+
+    /// Gives the frames memory that are still empty, or makes them resident on record without
+    /// memory. Faults have made frames empty meanwhile, which the guest had freed.
     ///
     /// An empty word must not outlive the watch of its frame. The kernel would give the frame memory
     /// unseen, and the word would still say that it reads as zero.
-    fn leave_holes(&self) -> io::Result<()> {
+    fn end_empty(&self, zeros: Zeros) -> io::Result<()> {
         for (frames, content) in self.frames.off_record() {
-            if reads_as_zero(content) && self.frames.ram().knows_holes(frames) {
-                again(|| Ok(self.leave_hole(frames)))?;
+            match content {
+                _ if self.is_left(zeros, frames, content) => {
+                    again(|| Ok(self.leave_hole(frames)))?;
+                }
+                Content::Empty { .. } => again(|| self.give_back(frames))?,
+                _ => {}
             }
         }
         Ok(())
