@@ -31,10 +31,9 @@ impl HyperAlloc {
             return false;
         }
         // After a reset that was not noticed yet, the words may be another kernel's.
-        if zone.is_there(&self.ram) {
-            // If the guest has taken it against the rules, that is the guest's concern.
-            let _ = host.return_area(index);
-        }
+        let host = Some(host).filter(|_| zone.is_there(&self.ram));
+        // If the guest has taken it against the rules, that is the guest's concern.
+        let _ = host.map(|host| host.return_area(index));
         match held.is_empty() {
             true => {
                 zone.states.set(index, State::Soft);
@@ -43,7 +42,9 @@ impl HyperAlloc {
             // It was touched against the rules: its memory stays.
             false => {
                 zone.states.set(index, State::Installed);
-                host.install(index);
+                if let Some(host) = host {
+                    host.install(index);
+                }
                 held.abandon();
             }
         }
@@ -58,7 +59,7 @@ impl HyperAlloc {
     pub fn give_back_all(&self, pager: &Pager, zeros: Zeros) -> std::io::Result<u64> {
         self.give(pager, u64::MAX);
         let bytes = pager.returner().give_back_all(zeros)?;
-        // All frames are resident on record by now, so no touch asks for the states meanwhile.
+        // No frame is empty by now, so no touch asks for the states meanwhile.
         for zone in &self.zones {
             let Some(host) = zone.host(&self.ram) else { continue };
             for index in reclaimed(zone) {

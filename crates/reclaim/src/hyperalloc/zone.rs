@@ -213,7 +213,9 @@ impl Zone {
 
     /// Asks the guest to free `frames` more frames from its caches.
     pub fn ask_purge(&self, ram: &Ram, frames: u64) {
-        if let Some(word) = self.word(ram, HEADER_PURGE_ASKED) {
+        if self.is_there(ram)
+            && let Some(word) = self.word(ram, HEADER_PURGE_ASKED)
+        {
             word.fetch_add(frames, Release);
         }
     }
