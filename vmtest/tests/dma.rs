@@ -5,8 +5,9 @@ use ebb_api::{DiskCounts, Mode};
 use vmtest::{Disk, Guest, Host, HostSetting, Vm, require, rounds, until};
 
 const MIB: u64 = 1 << 20;
-/// Requests that the long form of a test has a disk serve at least.
+/// Requests that the long form of a test has a disk serve at least, and the most rounds for that.
 const MANY_REQUESTS: u32 = 1_000_000;
+const MANY_ROUNDS: u32 = 10_000;
 
 fn guest(disk: &Disk) -> Guest {
     Guest::debian("6.1-cloud").memory("1G").strict_disk(disk)
@@ -61,6 +62,7 @@ fn no_request_fails(backing: &str, least: u32) {
             println!("{requests} requests in {round} rounds");
             break;
         }
+        assert!(round < MANY_ROUNDS, "{requests} requests in {round} rounds");
     }
     assert_none_failed(&vm);
     assert_eq!(vm.status().faults.early, 0);
