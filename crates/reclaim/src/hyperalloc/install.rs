@@ -20,10 +20,7 @@ impl Sharer for HyperAlloc {
     fn installed(&self, huge: HugeFrame, took: Duration) {
         let Some((zone, index)) = self.find(huge) else { return };
         zone.states.set(index, State::Installed);
-        // After a reset that was not noticed yet, the words may be another kernel's.
-        if zone.is_there(&self.ram)
-            && let Some(host) = zone.host(&self.ram)
-        {
+        if let Some(host) = zone.host_if_there(&self.ram) {
             host.install(index);
         }
         self.installs.fetch_add(1, Relaxed);

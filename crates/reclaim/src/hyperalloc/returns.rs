@@ -1,6 +1,6 @@
 //! Returning hard-reclaimed huge frames, and ending the sharing.
 
-use ebb_llfree::{CHUNK_AREAS, Host};
+use ebb_llfree::CHUNK_AREAS;
 use ebb_pager::{Pager, Zeros};
 
 use super::zone::Zone;
@@ -12,26 +12,27 @@ impl HyperAlloc {
     pub fn give(&self, pager: &Pager, want: u64) -> u64 {
         let mut given = 0;
         for zone in self.zones.iter().rev() {
-            let Some(host) = zone.host(&self.ram) else { continue };
+            if zone.host(&self.ram).is_none() {
+                continue;
+            }
             for index in hard(zone).rev() {
                 if given == want {
                     break;
                 }
-                given += u64::from(self.give_one(pager, zone, &host, index));
+                given += u64::from(self.give_one(pager, zone, index));
             }
             zone.publish_hard(&self.ram, zone.states.count().1);
         }
         given
     }
 
-    fn give_one(&self, pager: &Pager, zone: &Zone, host: &Host<'_>, index: usize) -> bool {
+    fn give_one(&self, pager: &Pager, zone: &Zone, index: usize) -> bool {
         let Some(held) = pager.residency().lock_huge(zone.huge(index)) else { return false };
         if zone.states.get(index) != State::Hard {
             held.abandon();
             return false;
         }
-        // After a reset that was not noticed yet, the words may be another kernel's.
-        let host = Some(host).filter(|_| zone.is_there(&self.ram));
+        let host = zone.host_if_there(&self.ram);
         // If the guest has taken it against the rules, that is the guest's concern.
         let _ = host.map(|host| host.return_area(index));
         match held.is_empty() {
@@ -61,10 +62,12 @@ impl HyperAlloc {
         let bytes = pager.returner().give_back_all(zeros)?;
         // No frame is empty by now, so no touch asks for the states meanwhile.
         for zone in &self.zones {
-            let Some(host) = zone.host(&self.ram) else { continue };
+            if zone.host(&self.ram).is_none() {
+                continue;
+            }
             for index in reclaimed(zone) {
                 zone.states.set(index, State::Installed);
-                if zone.is_there(&self.ram) {
+                if let Some(host) = zone.host_if_there(&self.ram) {
                     host.install(index);
                 }
             }

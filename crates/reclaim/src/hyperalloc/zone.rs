@@ -202,6 +202,12 @@ impl Zone {
         ram.words(self.at, HEADER_WORDS).is_some_and(|words| Header::read(words) == Ok(self.header))
     }
 
+    /// The host's side, if the kernel is still there. After a reset that was not noticed yet, the
+    /// words may be another kernel's.
+    pub fn host_if_there<'r>(&self, ram: &'r Ram) -> Option<Host<'r>> {
+        self.host(ram).filter(|_| self.is_there(ram))
+    }
+
     /// Tells the guest how many of its huge frames the host has, if the kernel is still there.
     pub fn publish_hard(&self, ram: &Ram, huge_frames: u64) {
         if self.is_there(ram)
