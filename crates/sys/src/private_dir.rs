@@ -127,7 +127,12 @@ pub fn check(path: &Path) -> Result<Metadata, PrivateDirError> {
 /// # Errors
 /// The nearest directory above it cannot be written.
 pub fn check_missing(path: &Path) -> Result<(), PrivateDirError> {
-    may_write(path.ancestors().find(|above| above.exists()).unwrap_or(Path::new("/")))
+    may_write(nearest(path))
+}
+
+/// Returns the path itself, or the nearest directory above it that exists.
+pub fn nearest(path: &Path) -> &Path {
+    path.ancestors().find(|above| above.exists()).unwrap_or(Path::new("/"))
 }
 
 fn may_write(path: &Path) -> Result<(), PrivateDirError> {

@@ -27,8 +27,7 @@ pub fn check(path: &Path, as_root: bool) -> Finding {
 
 /// Says what this user can tell of a directory that root has or would make.
 fn glance(path: &Path, keys_on_disk: bool) -> Finding {
-    let above = path.ancestors().find(|above| above.exists()).unwrap_or(Path::new("/"));
-    if let Err(finding) = in_memory(path, above, keys_on_disk) {
+    if let Err(finding) = in_memory(path, private_dir::nearest(path), keys_on_disk) {
         return finding;
     }
     let owner = fs::symlink_metadata(path).map(|found| found.uid());
@@ -83,9 +82,8 @@ fn judge(path: &Path, keys_on_disk: bool) -> Finding {
 
 /// Judges a directory that is missing: the daemon's first start makes it.
 fn absent(path: &Path, keys_on_disk: bool) -> Finding {
-    let above = path.ancestors().find(|above| above.exists()).unwrap_or(Path::new("/"));
     let makes = |_| private_dir::check_missing(path).map_err(|error| unusable(&error));
-    match in_memory(path, above, keys_on_disk).and_then(makes) {
+    match in_memory(path, private_dir::nearest(path), keys_on_disk).and_then(makes) {
         Ok(()) => Finding::fixable(
             CHECK,
             format!("{} is not there yet", path.display()),
