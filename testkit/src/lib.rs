@@ -13,6 +13,7 @@ pub mod disk;
 pub mod forge;
 #[cfg(feature = "vhost-user")]
 pub mod front_end;
+pub mod mounted;
 pub mod setting;
 pub mod skip;
 pub mod target;
@@ -22,6 +23,7 @@ pub mod virtqueue;
 pub mod vprobe;
 pub mod wait;
 
+pub use mounted::mounted;
 pub use setting::HostSetting;
 pub use undo::{Scratch, Undo};
 pub use wait::{deadline, give_up, until, until_or};

@@ -40,8 +40,7 @@ fn judge(run_dir: &Path, named: Option<&Path>, as_root: bool) -> Finding {
         let advice = error.advice().unwrap_or_else(|| "name another (EBB_SWAP_DIR)".into());
         return Finding::missing(CHECK, error.why(), COST, advice);
     }
-    let above = path.ancestors().find(|above| above.exists()).unwrap_or(Path::new("/"));
-    if is_in_memory(above).is_ok_and(|is| is) {
+    if is_in_memory(private_dir::nearest(&path)).is_ok_and(|is| is) {
         let (why, advice) = advice::swap_in_memory(&path, false);
         return Finding::degraded(CHECK, why, "a limit on memory saves none", advice);
     }
@@ -55,7 +54,6 @@ fn judge(run_dir: &Path, named: Option<&Path>, as_root: bool) -> Finding {
 mod tests {
     use std::fs::{self, Permissions};
     use std::os::unix::fs::PermissionsExt;
-    use std::process::Command;
 
     use super::super::finding::Verdict;
     use super::*;
@@ -83,37 +81,14 @@ mod tests {
         assert!(finding.mend.unwrap().contains("chmod go-w"));
     }
 
-    /// Runs itself again with a file system that is read-only.
     #[test]
     fn one_that_cannot_be_written_is_missing() {
-        const HERE: &str = "EBB_TEST_READ_ONLY";
-        if let Some(path) = env::var_os(HERE).map(PathBuf::from) {
-            for (run_dir, named) in
-                [(Path::new("/run/ebb"), Some(&*path)), (&path.join("run"), None)]
-            {
-                let finding = judge(run_dir, named, true);
-                assert_eq!(finding.verdict, Verdict::Missing, "{finding:?}");
-                assert!(finding.found.contains("Read-only file system"), "{finding:?}");
-            }
-            return;
-        }
-        let place = tempfile::tempdir().unwrap();
-        let script = "mount -t tmpfs -o ro,mode=0700 ebb-test \"$0\" || exit 77\nexec \"$@\"";
-        let run = Command::new("unshare")
-            .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
-            .arg(place.path())
-            .arg(env::current_exe().unwrap())
-            .args(["one_that_cannot_be_written_is_missing", "--nocapture"])
-            .env(HERE, place.path())
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
-        match run.status.success() {
-            true => assert!(said.contains("1 passed"), "{said}"),
-            false if said.contains("unshare:") || run.status.code() == Some(77) => {
-                eprintln!("SKIPPED: no file system can be mounted here: {said}");
-            }
-            false => panic!("{said}"),
+        let test = "doctor::swap_dir::tests::one_that_cannot_be_written_is_missing";
+        let Some(path) = testkit::mounted(test, "ro,mode=0700") else { return };
+        for (run_dir, named) in [(Path::new("/run/ebb"), Some(&*path)), (&path.join("run"), None)] {
+            let finding = judge(run_dir, named, true);
+            assert_eq!(finding.verdict, Verdict::Missing, "{finding:?}");
+            assert!(finding.found.contains("Read-only file system"), "{finding:?}");
         }
     }
 

@@ -173,41 +173,14 @@ fn explain(path: &Path, error: io::Error) -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use std::env;
     use std::os::unix::fs::MetadataExt;
-    use std::process::Command;
 
     use super::*;
-
-    /// Set where this test runs again, as the owner of a small file system.
-    const SMALL: &str = "EBB_TEST_SMALL_FILE_SYSTEM";
 
     /// Runs a test of this file again with a tmpfs of 32 KiB mounted. In that run, returns its
     /// directory.
     fn within_small(test: &str) -> Option<PathBuf> {
-        if let Some(directory) = env::var_os(SMALL) {
-            return Some(directory.into());
-        }
-        let directory = tempfile::tempdir().unwrap();
-        let script = "mount -t tmpfs -o size=32k,mode=0700 ebb-test \"$0\" || exit 77\nexec \"$@\"";
-        let name = format!("support::state_file::tests::{test}");
-        let run = Command::new("unshare")
-            .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
-            .arg(directory.path())
-            .arg(env::current_exe().unwrap())
-            .args([&name, "--exact", "--nocapture"])
-            .env(SMALL, directory.path())
-            .output();
-        let run = run.unwrap();
-        let said = String::from_utf8_lossy(&run.stdout) + String::from_utf8_lossy(&run.stderr);
-        match run.status.success() {
-            true => assert!(said.contains("1 passed"), "{said}"),
-            false if said.contains("unshare:") || run.status.code() == Some(77) => {
-                eprintln!("SKIPPED: no file system can be mounted here: {said}");
-            }
-            false => panic!("{said}"),
-        }
-        None
+        testkit::mounted(&format!("support::state_file::tests::{test}"), "size=32k,mode=0700")
     }
 
     fn fill(directory: &Path) -> PathBuf {
