@@ -11,7 +11,7 @@ use rustix::param::clock_ticks_per_second;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::kernel::{Kernel, all_run};
-use super::registration;
+use super::registration::{self, Known};
 use super::searches::Searches;
 use crate::model::record::MetadataBy;
 use crate::support::frame_set::FrameSet;
@@ -39,6 +39,8 @@ pub struct KnownGuest {
     /// The guest may be booting until this time.
     boots_until: Instant,
     searches: Searches,
+    /// The registration whose proof was seen since the last reset.
+    proven: Option<u64>,
     /// The kernel that the pager and the passes go by.
     witness: Option<Kernel>,
     /// The frames that each look at the witness reads.
@@ -56,6 +58,7 @@ impl KnownGuest {
             confirmed: Instant::now(),
             boots_until: Instant::now() + BOOT.saturating_sub(age(start_ticks)),
             searches: Searches::new(),
+            proven: None,
             witness: None,
             needed: FrameSet::default(),
         }
@@ -129,6 +132,7 @@ impl KnownGuest {
     /// Drops what was known of the guest, because it was reset.
     pub fn forget(&mut self, why: &str) {
         (self.kernel, self.confirmed) = (Err(why.into()), Instant::now());
+        self.proven = None;
         self.boots_until = self.confirmed + BOOT;
         self.is_answered = false;
         self.searches.begin_anew();
@@ -161,12 +165,15 @@ impl KnownGuest {
                 && (!moves || kernel.refresh(&view).is_ok())
         });
         if !known {
-            let by = self.by;
-            let search = || search(pager, qmp, by, on_record);
+            let (by, known) = (self.by, Known { proven: self.proven, on_record });
+            let search = || search(pager, qmp, by, known);
             let found = self.searches.search(Instant::now, search);
             self.is_answered = found.is_ok();
             let boots = Instant::now() < self.boots_until;
             self.kernel = found.and_then(|found| found.map_err(|why| why.in_words(boots)));
+            if let Ok(kernel @ Kernel::Registered(_)) = &self.kernel {
+                self.proven = Some(kernel.digest());
+            }
         }
         self.confirmed = asked;
         self.kernel.is_ok()
@@ -199,7 +206,7 @@ fn search(
     pager: &Pager,
     mut qmp: Option<&mut Qmp>,
     by: MetadataBy,
-    on_record: Option<u64>,
+    known: Known,
 ) -> Result<Result<Kernel, Unknown>, String> {
     let mut unknown = Unknown::Registration(NO_RECORD.into());
     if by != MetadataBy::Registration {
@@ -209,7 +216,7 @@ fn search(
         }
     }
     if by != MetadataBy::Note {
-        match registration::find(pager, qmp, on_record)? {
+        match registration::find(pager, qmp, known)? {
             Some(Ok(registered)) => return Ok(Ok(Kernel::Registered(Arc::new(registered)))),
             Some(Err(why)) => unknown = Unknown::Registration(why),
             None => {}

@@ -28,28 +28,41 @@ const UNPROVEN: &str = "a registration is in its memory, and no hardware breakpo
 /// Why no proof counts while a vCPU may run guests.
 const NESTS: &str = "a registration is in its memory, but a guest of this guest could fake its proof: \
      unload kvm_intel or kvm_amd in the guest, or start QEMU with -cpu ...,vmx=off,svm=off";
+/// Why the record of the registration on record does not count yet. A guest may have been reset
+/// while no process heard it, and have left the record in memory.
+const AGAIN: &str = "its kernel has not proved its registration again since this process of Ebb's \
+     began; Ebb looks again by itself";
 /// Why a record is not believed that no page tables lead to.
 const NOT_RUNNING: &str =
     "a registration is in its memory, and its vCPUs do not all run the kernel that has made it";
 /// Why a record is not believed that is no longer what was read.
 const CHANGED: &str = "its registration has changed while it was read; Ebb looks again by itself";
 
-/// Looks for a registration in the guest's memory, and answers the kernel that has made it. `known`
-/// is the digest of the registration on record, if there is one: it has been proven before. `None`:
+/// The digests of the registrations that are known already.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Known {
+    /// The one that this process has seen the proof of. It counts without another one.
+    pub proven: Option<u64>,
+    /// The one on record. Its kernel is asked to prove it again.
+    pub on_record: Option<u64>,
+}
+
+/// Looks for a registration in the guest's memory, and answers the kernel that has made it. `None`:
 /// there is no record. An `Err` in the result is why no record counts.
 ///
 /// # Errors
-/// QEMU does not tell what its vCPUs run.
+/// QEMU does not tell what its vCPUs run, or the kernel on record has not answered yet.
 pub fn find(
     pager: &Pager,
     mut qmp: Option<&mut Qmp>,
-    known: Option<u64>,
+    known: Known,
 ) -> Result<Option<Result<Registered, String>>, String> {
     let view = pager.view();
     let at_first = vcpus(qmp.as_deref_mut())?;
     let comes_first = |at: Gpa, words: &[AtomicU64]| {
         let page = Page::new(at, |byte| words[(byte / 8) as usize].load(Relaxed));
-        page.is_known(known)
+        page.is(known.on_record)
+            || page.is(known.proven)
             || at_first.iter().any(|vcpu| page.is_armed(vcpu))
             || (page.is_acknowledged() && page.is_mapped(&view, &at_first))
     };
@@ -68,23 +81,37 @@ pub fn find(
 ///
 /// The search before may have taken seconds, and the guest goes on meanwhile. So QEMU is asked
 /// before and after the record is read, and the proof must be there both times.
+///
+/// # Errors
+/// As [`find`].
 fn judge(
     view: &View<'_>,
     at: Gpa,
     mut qmp: Option<&mut Qmp>,
-    known: Option<u64>,
+    known: Known,
 ) -> Result<Result<Registered, String>, String> {
     let Some(page) = Page::read(view, at) else { return Ok(Err(CHANGED.into())) };
     let before = vcpus(qmp.as_deref_mut())?;
-    if let Err(why) = page.check(view, &before, known) {
-        if why == UNPROVEN && page.is_acknowledged() && page.is_mapped(view, &before) {
+    if let Err(why) = page.check(view, &before, known.proven) {
+        let is_mapped = page.is_mapped(view, &before);
+        if page.is(known.on_record)
+            && is_mapped
+            && let Err(error) = Registered::read(view, at)
+        {
+            // What a record says against itself needs no proof.
+            return Ok(Err(error.to_string()));
+        }
+        if why == UNPROVEN && page.is_acknowledged() && is_mapped {
             page.ask_for_proof(view);
         }
-        return Ok(Err(why.into()));
+        return match page.is(known.on_record) && is_mapped {
+            true => Err(AGAIN.into()),
+            false => Ok(Err(why.into())),
+        };
     }
     let read = Registered::read(view, at);
     let after = vcpus(qmp.as_deref_mut())?;
-    if let Err(why) = page.check(view, &after, known) {
+    if let Err(why) = page.check(view, &after, known.proven) {
         return Ok(Err(why.into()));
     }
     let registered = match read {
@@ -126,9 +153,9 @@ impl Page {
         Some(Page::new(at, |byte| words[(byte / 8) as usize].load(Relaxed)))
     }
 
-    /// Whether it is the registration on record.
-    fn is_known(&self, known: Option<u64>) -> bool {
-        known == Some(registration_digest(self.at, self.token))
+    /// Whether it is the registration with this digest.
+    fn is(&self, digest: Option<u64>) -> bool {
+        digest == Some(registration_digest(self.at, self.token))
     }
 
     /// Whether the host has acknowledged it, or somebody pretends so.
@@ -153,9 +180,9 @@ impl Page {
         &self,
         view: &View<'_>,
         vcpus: &[Vcpu],
-        known: Option<u64>,
+        proven: Option<u64>,
     ) -> Result<(), &'static str> {
-        if self.is_known(known) {
+        if self.is(proven) {
             return Ok(());
         }
         if vcpus.iter().any(|vcpu| vcpu.may_nest) {

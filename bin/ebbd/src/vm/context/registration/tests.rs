@@ -47,6 +47,11 @@ fn why(cx: &VmContext) -> String {
     cx.guest.kernel().expect_err("it is not trusted").to_owned()
 }
 
+fn withdraw(machine: &Machine) {
+    let state = &machine.words(Gpa(AT.0 + STATE_AT / 8 * 8), 1)[0];
+    state.store(state.load(Relaxed) as u32 as u64 | 2 << 32, Relaxed);
+}
+
 fn word(machine: &Machine, at: u64) -> u64 {
     machine.words(Gpa(AT.0 + at / 8 * 8), 1)[0].load(Relaxed)
 }
@@ -95,16 +100,59 @@ fn a_kernel_that_has_been_acknowledged_before_is_asked_for_proof() {
     assert_eq!(word(&machine, ACKNOWLEDGEMENT_AT), 0, "the kernel sees that it must prove it");
 }
 
-/// The process that served the VM before has seen the proof.
+/// The guest may have been reset between two processes, and the record be the last kernel's.
 #[test]
-fn a_kernel_on_record_need_prove_nothing() {
-    let Some((mut cx, _machine, qemu)) = boot(&registration()) else { return };
+fn a_kernel_on_record_proves_itself_to_the_next_process() {
+    let Some((mut cx, machine, qemu)) = boot(&registration()) else { return };
     assert!(confirm(&mut cx));
     let digest = cx.guest.kernel().expect("it is trusted").digest();
     cx.guest = KnownGuest::new(0, MetadataBy::Registration);
     cx.record.note(|record| record.kernel = Some(digest));
     qemu.runs_with(forge::ROOT, None, PLAIN);
+    assert!(!confirm(&mut cx));
+    assert_eq!(word(&machine, ACKNOWLEDGEMENT_AT), 0, "the kernel sees that it must prove it");
+    assert!(why(&cx) == AGAIN && !cx.guest.is_answered(), "its memory may stay away");
+    qemu.runs_with(forge::ROOT, Some(registration().virtual_address), PLAIN);
     assert!(confirm(&mut cx), "{}", why(&cx));
+}
+
+#[test]
+fn a_kernel_on_record_that_no_page_tables_lead_to_is_lost() {
+    let Some((mut cx, machine, qemu)) = boot(&registration()) else { return };
+    assert!(confirm(&mut cx));
+    let digest = cx.guest.kernel().expect("it is trusted").digest();
+    cx.guest = KnownGuest::new(0, MetadataBy::Registration);
+    cx.record.note(|record| record.kernel = Some(digest));
+    qemu.runs_with(Gpa(0), None, PLAIN);
+    assert!(!confirm(&mut cx));
+    assert!(why(&cx) == UNPROVEN && cx.guest.is_answered());
+    assert_eq!(word(&machine, ACKNOWLEDGEMENT_AT), registration().token);
+}
+
+#[test]
+fn a_kernel_on_record_that_has_withdrawn_is_lost() {
+    let Some((mut cx, machine, qemu)) = boot(&registration()) else { return };
+    assert!(confirm(&mut cx));
+    let digest = cx.guest.kernel().expect("it is trusted").digest();
+    withdraw(&machine);
+    cx.guest = KnownGuest::new(0, MetadataBy::Registration);
+    cx.record.note(|record| record.kernel = Some(digest));
+    qemu.runs_with(forge::ROOT, None, PLAIN);
+    assert!(!confirm(&mut cx));
+    assert!(why(&cx).contains("was withdrawn") && cx.guest.is_answered(), "{}", why(&cx));
+}
+
+/// vCPUs may seem to run something else for a moment.
+#[test]
+fn a_kernel_that_this_process_knows_need_prove_nothing_again() {
+    let Some((mut cx, _machine, qemu)) = boot(&registration()) else { return };
+    assert!(confirm(&mut cx));
+    for root in [Gpa(0), forge::ROOT] {
+        qemu.runs_with(root, None, PLAIN);
+        assert_eq!(confirm(&mut cx), root == forge::ROOT, "{:?}", cx.guest.kernel().err());
+    }
+    cx.guest.forget("it was reset");
+    assert!(!confirm(&mut cx));
 }
 
 #[test]
@@ -135,8 +183,7 @@ fn a_page_elsewhere_is_not_believed() {
 fn a_kernel_that_withdraws_is_believed_no_more() {
     let Some((mut cx, machine, _qemu)) = boot(&registration()) else { return };
     assert!(confirm(&mut cx) && !cx.guest.is_due(&cx.pager));
-    let state = &machine.words(Gpa(AT.0 + STATE_AT / 8 * 8), 1)[0];
-    state.store(state.load(Relaxed) as u32 as u64 | 2 << 32, Relaxed);
+    withdraw(&machine);
     assert!(cx.guest.is_due(&cx.pager));
     assert!(!confirm(&mut cx));
     assert!(why(&cx).contains("was withdrawn"), "{}", why(&cx));
