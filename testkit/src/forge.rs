@@ -34,6 +34,7 @@ pub const VMEMMAP_VA: u64 = 0xffff_ea00_0000_0000;
 pub const ROOT: Gpa = Gpa(IMAGE.0 + 0x1_0000);
 const NODE_DATA: u64 = 0x2_0000;
 const NAMES: u64 = 0x2_1000;
+const LLFREE_HEADERS: u64 = 0x2_2000;
 const TABLES: u64 = 1 << 20;
 /// Guest-physical address of the struct pages.
 pub const MEMMAP: Gpa = Gpa(4 << 20);
@@ -175,6 +176,27 @@ impl Forge {
         )
     }
 
+    /// Returns the lines by which a kernel announces zones of LLFree with these headers. It does
+    /// not have them in its image yet: [`Forge::boot_llfree`].
+    pub fn llfree_text(&self, headers: &[Gpa]) -> String {
+        let zones = { headers.iter().enumerate() }
+            .map(|(zone, header)| format!("LLFREE_ZONE_0_{zone}={:x}\n", header.0));
+        let place = IMAGE_VA + LLFREE_HEADERS;
+        format!("{}SYMBOL(llfree_headers)={place:x}\n", zones.collect::<String>())
+    }
+
+    /// Has the kernel's image say where the headers are, as a kernel does that has booted.
+    pub fn boot_llfree(&self, headers: &[Gpa]) {
+        for (index, header) in (0..).zip(headers) {
+            self.mem.set(Gpa(IMAGE.0 + LLFREE_HEADERS + 8 * index), header.0);
+        }
+    }
+
+    /// Has the kernel's image say that its only node is at `va`.
+    pub fn set_node(&self, va: u64) {
+        self.mem.set(Gpa(IMAGE.0 + NODE_DATA), va);
+    }
+
     /// Writes a note with this text into memory.
     pub fn note(&self, text: &str) {
         self.note_at(NOTE, text.as_bytes());
@@ -242,7 +264,7 @@ impl Forge {
     }
 
     fn zones(&self) {
-        self.mem.set(Gpa(IMAGE.0 + NODE_DATA), DIRECT_VA + NODE.0);
+        self.set_node(DIRECT_VA + NODE.0);
         self.mem.set(Gpa(NODE.0 + NR_ZONES), ZONES.len() as u64);
         for (zone, name) in (0..).zip(ZONES) {
             let mut bytes = [0; 8];

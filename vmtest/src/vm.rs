@@ -6,6 +6,7 @@ mod ram;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, TryRecvError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -126,6 +127,22 @@ impl Vm {
     pub fn reboot(&self) {
         self.console().tell("reboot");
         self.wait_boot();
+    }
+
+    /// Resets the guest, and has this done again and again until the guest has booted.
+    pub fn reboot_while(&self, act: impl Fn() + Sync) {
+        // Dropped as well if the guest does not boot.
+        let (booting, booted) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let booted = booted;
+                while booted.try_recv() == Err(TryRecvError::Empty) {
+                    act();
+                }
+            });
+            let _booting = booting;
+            self.reboot();
+        });
     }
 
     /// Has the guest's kernel start another one from these files, without a reset.

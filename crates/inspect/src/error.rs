@@ -15,6 +15,11 @@ pub enum Untrusted {
     /// The note lacks an entry that is needed.
     #[error("its kernel's note does not give {0}; stock kernels 5.10 and newer do")]
     Lacks(&'static str),
+    /// The kernel shares its allocator, and does not say which boot of it does.
+    #[error(
+        "its kernel has older LLFree patches, which do not tell its boots apart; build it anew (docs/guest-kernel.md)"
+    )]
+    OldLlfree,
     /// The note gives a value that no x86-64 kernel has.
     #[error("its kernel's note gives {what} as {value:#x}, which no x86-64 kernel has")]
     Absurd {

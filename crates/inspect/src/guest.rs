@@ -2,7 +2,7 @@
 
 use ebb_units::{FRAME_BYTES, Gpa};
 
-use crate::llfree;
+use crate::llfree::Announced;
 use crate::paging::GPA_END;
 use crate::victims::victims;
 use crate::vmcoreinfo::find_notes;
@@ -31,7 +31,7 @@ pub struct Guest {
     layout: PageLayout,
     memmap: Memmap,
     zones: Zones,
-    llfree: Vec<LlfreeZone>,
+    llfree: Announced,
 }
 
 /// Where `_stext` is, known in two ways that must agree.
@@ -81,7 +81,7 @@ impl Guest {
         let layout = PageLayout::new(&note)?;
         let memmap = Memmap::new(mem, &note, tables)?;
         let zones = Zones::new(mem, &note, &tables)?;
-        let llfree = llfree::zones(&note);
+        let llfree = Announced::by(&note)?;
         Ok(Guest { note, tables, text, layout, memmap, zones, llfree })
     }
 
@@ -91,7 +91,7 @@ impl Guest {
     /// Reads all metadata that is resident. [`Guest::needed_frames`] tells which frames must be
     /// resident.
     pub fn gate(&self, mem: &dyn GuestMemory) -> Result<(), Untrusted> {
-        match self.llfree.is_empty() {
+        match self.llfree().is_empty() {
             true => self.compare_counts(mem),
             false => Ok(()),
         }
@@ -130,20 +130,31 @@ impl Guest {
     /// The zones whose allocator the kernel shares. If there are any, page metadata marks no frame
     /// as free, and the gate checked nothing.
     pub fn llfree(&self) -> &[LlfreeZone] {
-        &self.llfree
+        self.llfree.zones()
     }
 
-    /// Whether this kernel's note and page tables are still there. This is cheap. `false` means a
-    /// reboot. `true` does not mean that the kernel still runs: [`Guest::runs_on`] tells that.
+    /// Whether this kernel's note, page tables and image are still there. This is cheap. `false`
+    /// means a reboot. `true` does not mean that the kernel still runs: [`Guest::runs_on`] tells
+    /// that.
     pub fn recheck(&self, mem: &dyn GuestMemory) -> bool {
-        self.tables.translate(mem, self.text.va) == Some(self.text.gpa) && self.note.is_there(mem)
+        self.tables.translate(mem, self.text.va) == Some(self.text.gpa)
+            && self.note.is_there(mem)
+            && self.image_agrees(mem)
     }
 
-    /// Whether a vCPU with one of these CR3 registers runs this kernel or one of its processes. A
-    /// vCPU that runs firmware, another kernel or a nested guest does not count.
+    /// Whether a vCPU with one of these CR3 registers runs this boot of the kernel or one of its
+    /// processes. A vCPU that runs firmware, another kernel or a nested guest does not count.
     pub fn runs_on(&self, mem: &dyn GuestMemory, roots: &[u64]) -> bool {
         let tables = |cr3: &u64| PageTables::pair_of_cr3(*cr3, self.tables.levels);
         roots.iter().flat_map(tables).any(|tables| self.is_kernel_of(mem, tables))
+            && self.image_agrees(mem)
+    }
+
+    /// Whether the kernel's image leads to the same nodes and allocator as before. A kernel without
+    /// a random base boots to the same addresses again. Then its page tables look like the last
+    /// boot's, whose note and metadata may still be whole, but its image is new.
+    fn image_agrees(&self, mem: &dyn GuestMemory) -> bool {
+        self.zones.are_in_place(mem, &self.tables) && self.llfree.agrees(mem, &self.tables)
     }
 
     /// Whether these tables map the kernel as its own do.

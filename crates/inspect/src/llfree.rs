@@ -3,14 +3,22 @@
 //! The note has one line for each zone, `LLFREE_ZONE_<node>_<zone>=<hex>`, with the guest-physical
 //! address of the zone's header (`docs/llfree.md`). Such a kernel flags no page as buddy, so page
 //! metadata marks no frame as free.
+//!
+//! Memory outlives a boot. While a kernel without a random base boots again, the last boot's note
+//! and headers may be whole, at the addresses that this boot will use as well. So the kernel has
+//! the headers' addresses in its image, too, in the order of the note. Each boot begins with a
+//! new image, in which they are zero until the kernel has written its note.
 
 use ebb_units::Gpa;
 
-use crate::Note;
+use crate::{GuestMemory, Note, PageTables, Untrusted};
 
 const PREFIX: &str = "LLFREE_ZONE_";
 /// Most zones to read, over all nodes. A note has no room for many more.
 const ZONES_MAX: usize = 64;
+
+/// The array of the headers' addresses in the kernel's image.
+const HEADERS: &str = "llfree_headers";
 
 /// A zone's header, as the note announces it. None of it is checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,8 +32,43 @@ pub struct LlfreeZone {
 }
 
 /// The zones that a note announces, in its order. A kernel with the buddy allocator announces none.
-pub(crate) fn zones(note: &Note) -> Vec<LlfreeZone> {
+fn zones(note: &Note) -> Vec<LlfreeZone> {
     note.lines().filter_map(zone).take(ZONES_MAX).collect()
+}
+
+/// The zones of one kernel, and where its image has their headers' addresses.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Announced {
+    zones: Vec<LlfreeZone>,
+    headers_va: u64,
+}
+
+impl Announced {
+    /// Returns what a note announces: no zone if its kernel has the buddy allocator.
+    ///
+    /// # Errors
+    /// [`Untrusted::OldLlfree`]: the note does not say where the image has the headers.
+    pub fn by(note: &Note) -> Result<Announced, Untrusted> {
+        let zones = zones(note);
+        let headers_va = match zones.is_empty() {
+            true => 0,
+            false => note.symbol(HEADERS).map_err(|_| Untrusted::OldLlfree)?,
+        };
+        Ok(Announced { zones, headers_va })
+    }
+
+    pub fn zones(&self) -> &[LlfreeZone] {
+        &self.zones
+    }
+
+    /// Whether the image, as these tables map it, has the same headers as the note.
+    pub fn agrees(&self, mem: &dyn GuestMemory, tables: &PageTables) -> bool {
+        let addresses = (0u64..).map(|index| self.headers_va.checked_add(8 * index));
+        self.zones
+            .iter()
+            .zip(addresses)
+            .all(|(zone, va)| va.and_then(|va| tables.word(mem, va)) == Some(zone.header.0))
+    }
 }
 
 fn zone(line: &str) -> Option<LlfreeZone> {
@@ -52,6 +95,19 @@ mod tests {
         );
         let zone = |node, zone, header| LlfreeZone { node, zone, header: Gpa(header) };
         assert_eq!(found, [zone(0, 1, 0x7ff0_0000), zone(1, 2, 0x23ff_0000)]);
+    }
+
+    #[test]
+    fn zones_without_their_place_in_the_image_are_refused() {
+        let by = |lines: &str| {
+            let text = format!("OSRELEASE=6.1.0\n{lines}");
+            Announced::by(&Note::parse(Gpa(0), text.into()).expect("a note"))
+        };
+        assert!(by("SIZE(page)=64\n").is_ok_and(|none| none.zones().is_empty()));
+        let zone = "LLFREE_ZONE_0_1=1000\n";
+        assert_eq!(by(zone), Err(Untrusted::OldLlfree));
+        let place = "SYMBOL(llfree_headers)=ffffffff81000000\n";
+        assert!(by(&format!("{zone}{place}")).is_ok_and(|one| one.zones().len() == 1));
     }
 
     #[test]

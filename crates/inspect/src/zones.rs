@@ -43,7 +43,17 @@ pub struct Zone {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Zones {
     zones: Vec<Zone>,
+    nodes: Vec<Node>,
     fields: Fields,
+}
+
+/// One `struct pglist_data`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Node {
+    index: u32,
+    va: u64,
+    /// Where the kernel's image has its address. `None`: it lies in the image itself.
+    pointer_va: Option<u64>,
 }
 
 /// Byte offsets and sizes inside `struct zone`.
@@ -96,14 +106,23 @@ impl Zones {
     ) -> Result<Zones, Untrusted> {
         let fields = Fields::new(note)?;
         let mut zones = Vec::new();
-        for (node, va) in nodes(mem, note, tables)? {
-            fields.node(mem, note, tables, node, va, &mut zones)?;
+        let nodes = nodes(mem, note, tables)?;
+        for node in &nodes {
+            fields.node(mem, note, tables, node, &mut zones)?;
         }
         zones.sort_by_key(|zone| (zone.kind, zone.node));
         match zones.is_empty() {
             true => Err(Untrusted::NoZones),
-            false => Ok(Zones { zones, fields }),
+            false => Ok(Zones { zones, nodes, fields }),
         }
+    }
+
+    /// Whether the kernel's image, as these tables map it, leads to the same nodes as when they
+    /// were found. Nodes that came later do not matter.
+    pub(crate) fn are_in_place(&self, mem: &dyn GuestMemory, tables: &PageTables) -> bool {
+        let leads_there =
+            |node: &Node| node.pointer_va.is_none_or(|va| tables.word(mem, va) == Some(node.va));
+        self.nodes.iter().all(leads_there)
     }
 
     /// The zones, in the order in which to reclaim from them.
@@ -256,22 +275,21 @@ impl Fields {
         mem: &dyn GuestMemory,
         note: &Note,
         tables: &PageTables,
-        node: u32,
-        node_va: u64,
+        node: &Node,
         zones: &mut Vec<Zone>,
     ) -> Result<(), Untrusted> {
-        let count = tables.word(mem, node_va.wrapping_add(note.offset("pglist_data.nr_zones")?));
+        let count = tables.word(mem, node.va.wrapping_add(note.offset("pglist_data.nr_zones")?));
         // The count is an int: the next field shares its word.
         let count = count.map_or(0, |word| (word as u32).into());
         if count > ZONES_MAX {
             return Err(Untrusted::Absurd { what: "pglist_data.nr_zones", value: count });
         }
-        let first = node_va.wrapping_add(note.offset("pglist_data.node_zones")?);
+        let first = node.va.wrapping_add(note.offset("pglist_data.node_zones")?);
         for index in 0..count {
             let va = first.wrapping_add(index * self.zone_bytes);
             let spanned = tables.word(mem, va.wrapping_add(self.spanned)).unwrap_or(0);
             let Some(gpa) = tables.translate(mem, va).filter(|_| spanned > 0) else { continue };
-            zones.push(Zone { node, kind: self.kind(mem, tables, va), va, gpa });
+            zones.push(Zone { node: node.index, kind: self.kind(mem, tables, va), va, gpa });
         }
         Ok(())
     }
@@ -314,21 +332,19 @@ fn unaligned(mem: &dyn GuestMemory, tables: &PageTables, va: u64) -> Option<u64>
     }
 }
 
-/// Index and address of each node's `struct pglist_data`.
-fn nodes(
-    mem: &dyn GuestMemory,
-    note: &Note,
-    tables: &PageTables,
-) -> Result<Vec<(u32, u64)>, Untrusted> {
+fn nodes(mem: &dyn GuestMemory, note: &Note, tables: &PageTables) -> Result<Vec<Node>, Untrusted> {
     // Kernels without NUMA name their one node.
     if let Ok(va) = note.symbol("contig_page_data") {
-        return Ok(vec![(0, va)]);
+        return Ok(vec![Node { index: 0, va, pointer_va: None }]);
     }
     let (table, length) = (note.symbol("node_data")?, note.length("node_data")?);
     if length > NODES_MAX {
         return Err(Untrusted::Absurd { what: "node_data", value: length });
     }
-    let pointer = |node: u64| tables.word(mem, table.checked_add(8 * node)?);
-    let found = (0..length).filter_map(|node| Some((node as u32, pointer(node)?)));
-    Ok(found.filter(|&(_, va)| va != 0).collect())
+    let node = |index: u64| {
+        let pointer_va = table.checked_add(8 * index)?;
+        let va = tables.word(mem, pointer_va)?;
+        Some(Node { index: index as u32, va, pointer_va: Some(pointer_va) })
+    };
+    Ok((0..length).filter_map(node).filter(|node| node.va != 0).collect())
 }

@@ -185,6 +185,31 @@ fn recheck_notices_a_new_kernel() {
     assert!(!guest.recheck(&forge.mem));
 }
 
+/// Without a random base a kernel boots to the same addresses again, and all but its image may
+/// still be the last boot's.
+#[test]
+fn a_kernel_that_boots_again_is_not_taken_for_the_last_boot() {
+    let forge = Forge::with_free_blocks(4);
+    let headers = [Gpa(20 << 20), Gpa(40 << 20)];
+    forge.note(&(forge.note_text() + &forge.llfree_text(&headers)));
+    let refused = |forge: &Forge| Guest::inspect(&forge.mem, &[forge::ROOT.0]).err();
+    assert_eq!(refused(&forge), Some(Untrusted::NotRunning));
+    forge.boot_llfree(&headers);
+    let guest = inspected(&forge);
+    assert_eq!(guest.llfree().len(), headers.len());
+    for stale in [[Gpa(0), Gpa(0)], [headers[0], Gpa(0)], [headers[0], Gpa(24 << 20)]] {
+        forge.boot_llfree(&stale);
+        assert!(!guest.recheck(&forge.mem) && !guest.runs_on(&forge.mem, &[forge::ROOT.0]));
+        assert_eq!(refused(&forge), Some(Untrusted::NotRunning));
+    }
+    forge.boot_llfree(&headers);
+    assert!(guest.recheck(&forge.mem) && guest.runs_on(&forge.mem, &[forge::ROOT.0]));
+    for node in [0, forge::DIRECT_VA + forge::NODE.0 + 4096] {
+        forge.set_node(node);
+        assert!(!guest.recheck(&forge.mem) && !guest.runs_on(&forge.mem, &[forge::ROOT.0]));
+    }
+}
+
 #[test]
 fn refresh_follows_sections_that_come_and_go() {
     let forge = Forge::with_free_blocks(4);
@@ -234,6 +259,8 @@ impl GuestMemory for Only<'_> {
 fn every_look_does_with_the_frames_that_are_needed() {
     for levels in [4, 5] {
         let forge = Forge::with_free_blocks(levels);
+        forge.note(&(forge.note_text() + &forge.llfree_text(&[Gpa(20 << 20)])));
+        forge.boot_llfree(&[Gpa(20 << 20)]);
         let guest = inspected(&forge);
         let needed = Only(&forge.mem, guest.needed_frames(&forge.mem));
         assert!(guest.recheck(&needed) && !guest.memmap().changed(&needed));

@@ -22,6 +22,8 @@ const AREA_ALLOCATED: u16 = 1 << 15;
 const TREE_AREAS: u64 = 8;
 const TREE_FREE_MASK: u32 = 0x1fff;
 const TREE_EVICTED: u32 = 1 << 16;
+/// Where x86-64 kernels map the beginning of memory, beside their image.
+const IMAGE_BASE: u64 = 0xffff_ffff_8000_0000;
 
 /// What the host reads and writes of a guest's only zone while its processors stand still.
 struct Words {
@@ -168,18 +170,25 @@ fn the_command_line_says_how_slots_are_shared() {
     }
 }
 
-/// VMCOREINFO lies in a frame of the guest: its lines say where each header is.
+/// VMCOREINFO lies in a frame of the guest: its lines say where each header is, and where the image
+/// says so too.
 #[test]
 fn the_state_is_announced() {
     require!(assets::kernel("llfree"));
     let vm = start(guest().memory("256M"));
     let words = Words::of(&vm);
     assert_eq!(&words.read::<8>(words.header), b"EBBLLFRE");
-    let line = format!("LLFREE_ZONE_0_0={:x}\nLLFREE_ZONES=1\n", words.header);
+    let line = format!("LLFREE_ZONE_0_0={:x}\nSYMBOL(llfree_headers)=", words.header);
     let mut frame = vec![0; 4096];
-    let found = (0..256 << 8).any(|number: u64| {
+    let found = (0..256 << 8).find_map(|number: u64| {
         words.ram.read_exact_at(&mut frame, number << 12).expect("RAM");
-        frame.windows(line.len()).any(|window| window == line.as_bytes())
+        let text = String::from_utf8_lossy(&frame);
+        text.split_once(&line).map(|(_, behind)| behind.lines().next().map(str::to_owned))
     });
-    assert!(found, "no {line:?} in the guest's memory");
+    let address = found.flatten().unwrap_or_else(|| panic!("no {line:?} in the guest's memory"));
+    let address = u64::from_str_radix(&address, 16).expect("an address");
+    // The kernel is built without a random base, so its image is where it was linked to.
+    let headers = words.read::<16>(address - IMAGE_BASE);
+    let expected = [words.header.to_le_bytes(), [0; 8]].concat();
+    assert_eq!(headers[..], expected);
 }

@@ -130,6 +130,23 @@ fn automatic_reclaim_keeps_an_idle_guest_small() {
     assert_consistent(&vm);
 }
 
+/// A kernel without a random base boots to the same addresses each time, and finds there what the
+/// last one left. It loses memory if Ebb takes that for its own.
+#[test]
+fn a_kernel_that_boots_again_is_not_taken_for_the_last_boot() {
+    require!(assets::kernel("llfree"));
+    let vm = start(&Host::new(), |guest| guest);
+    for _ in 0..rounds(4, 40) {
+        vm.guest("fill a 600M");
+        vm.guest("free a");
+        // Most of these are refused: no kernel is known while it boots.
+        vm.reboot_while(|| drop(vm.ebb("reclaim")));
+        vm.wait_trusted();
+    }
+    see_kernel(&vm);
+    assert_consistent(&vm);
+}
+
 #[test]
 fn scattered_memory_is_put_together() {
     require!(assets::kernel("llfree"));
