@@ -165,6 +165,29 @@ fn a_touch_of_what_the_guest_may_not_have_is_counted() {
     }
 }
 
+/// The words may be those of the next kernel by then.
+#[test]
+fn an_install_writes_nothing_to_a_guest_that_may_have_been_reset() {
+    require!(kvmtest::available());
+    let guest = Sharing::new();
+    let (daemon, shared) = attach(&guest, Grain::Frame, Box::new(NoDevices));
+    let may_be_reset = Arc::new(AtomicBool::new(true));
+    let told = Arc::clone(&may_be_reset);
+    shared.ask_of_reset(move || told.load(Relaxed));
+    let (base, region) = &guest.zones()[1];
+    let has_evicted =
+        || region.parts().areas[1].load(Relaxed) & ebb_llfree::layout::AREA_EVICTED != 0;
+    let gpa = Gpa(base * FRAME_BYTES + HUGE_BYTES);
+    for is_reset in [true, false] {
+        may_be_reset.store(is_reset, Relaxed);
+        assert!(reclaim(&daemon, &shared, How::Soft, 2) > 0 && has_evicted());
+        guest.machine.write_as_vmm(gpa, 7);
+        assert_eq!(shared.state(gpa.gfn().huge()), State::Installed);
+        assert_eq!(has_evicted(), is_reset);
+    }
+    all_is_back(guest, daemon, &shared);
+}
+
 /// Leaves a huge frame at one of the steps of reclaiming or returning it. Returns `false` if none
 /// can be had at once. It must not wait: if both of the guest's threads wait for frames that were
 /// left locked, no frame is ever freed.

@@ -52,7 +52,8 @@ impl Guest {
     /// Looks at every populated frame of the RAM once.
     pub fn inspect(mem: &dyn GuestMemory, roots: &[u64]) -> Result<Guest, Untrusted> {
         let passes = |guest: Guest| {
-            if !roots.is_empty() && !guest.runs_on(mem, roots) {
+            let runs = |guest: &Guest| guest.runs_on(mem, roots) && guest.image_agrees(mem);
+            if !roots.is_empty() && !runs(&guest) {
                 return Err(Untrusted::NotRunning);
             }
             guest.gate(mem).map(|()| guest)
@@ -68,8 +69,8 @@ impl Guest {
     }
 
     /// Returns the kernel that wrote `note`, if its page tables agree with it. Before anything is
-    /// done by it, the caller must check that it runs ([`Guest::runs_on`]) and passes
-    /// [`Guest::gate`].
+    /// done by it, the caller must check that it runs ([`Guest::runs_on`], and then
+    /// [`Guest::image_agrees`]) and passes [`Guest::gate`].
     pub fn from_note(mem: &dyn GuestMemory, note: Note) -> Result<Guest, Untrusted> {
         if note.number("sme_mask").is_ok_and(|mask| mask != 0) {
             return Err(Untrusted::Encrypted);
@@ -81,19 +82,19 @@ impl Guest {
         let layout = PageLayout::new(&note)?;
         let memmap = Memmap::new(mem, &note, tables)?;
         let zones = Zones::new(mem, &note, &tables)?;
-        let llfree = Announced::by(&note)?;
+        let llfree = Announced::by(&note);
         Ok(Guest { note, tables, text, layout, memmap, zones, llfree })
     }
 
     /// Checks that the free frames found agree with the kernel's own count. A kernel that shares
-    /// its allocator always passes.
+    /// its allocator passes if it tells its boots apart.
     ///
     /// Reads all metadata that is resident. [`Guest::needed_frames`] tells which frames must be
     /// resident.
     pub fn gate(&self, mem: &dyn GuestMemory) -> Result<(), Untrusted> {
         match self.llfree().is_empty() {
             true => self.compare_counts(mem),
-            false => Ok(()),
+            false => self.llfree.check(),
         }
     }
 
@@ -142,18 +143,21 @@ impl Guest {
             && self.image_agrees(mem)
     }
 
-    /// Whether a vCPU with one of these CR3 registers runs this boot of the kernel or one of its
-    /// processes. A vCPU that runs firmware, another kernel or a nested guest does not count.
+    /// Whether a vCPU with one of these CR3 registers runs this kernel or one of its processes. A
+    /// vCPU that runs firmware, another kernel or a nested guest does not count. Whether it is the
+    /// same boot of the kernel, [`Guest::image_agrees`] tells.
     pub fn runs_on(&self, mem: &dyn GuestMemory, roots: &[u64]) -> bool {
         let tables = |cr3: &u64| PageTables::pair_of_cr3(*cr3, self.tables.levels);
         roots.iter().flat_map(tables).any(|tables| self.is_kernel_of(mem, tables))
-            && self.image_agrees(mem)
     }
 
     /// Whether the kernel's image leads to the same nodes and allocator as before. A kernel without
     /// a random base boots to the same addresses again. Then its page tables look like the last
     /// boot's, whose note and metadata may still be whole, but its image is new.
-    fn image_agrees(&self, mem: &dyn GuestMemory) -> bool {
+    ///
+    /// Counts only if it is asked after the CR3 registers were read: the guest may be reset in
+    /// between.
+    pub fn image_agrees(&self, mem: &dyn GuestMemory) -> bool {
         self.zones.are_in_place(mem, &self.tables) && self.llfree.agrees(mem, &self.tables)
     }
 

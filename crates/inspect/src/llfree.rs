@@ -6,8 +6,9 @@
 //!
 //! Memory outlives a boot. While a kernel without a random base boots again, the last boot's note
 //! and headers may be whole, at the addresses that this boot will use as well. So the kernel has
-//! the headers' addresses in its image, too, in the order of the note. Each boot begins with a
-//! new image, in which they are zero until the kernel has written its note.
+//! the headers' addresses in its image, too, in the order of the note. Each boot clears that part
+//! of the image (`.bss`) before its page tables map the memory map, and sets it again when the
+//! kernel has written its note.
 
 use ebb_units::Gpa;
 
@@ -40,30 +41,33 @@ fn zones(note: &Note) -> Vec<LlfreeZone> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Announced {
     zones: Vec<LlfreeZone>,
-    headers_va: u64,
+    /// `None`: the kernel's patches are older than that.
+    headers_va: Option<u64>,
 }
 
 impl Announced {
     /// Returns what a note announces: no zone if its kernel has the buddy allocator.
+    pub fn by(note: &Note) -> Announced {
+        Announced { zones: zones(note), headers_va: note.symbol(HEADERS).ok() }
+    }
+
+    /// Checks that the kernel tells its boots apart.
     ///
     /// # Errors
-    /// [`Untrusted::OldLlfree`]: the note does not say where the image has the headers.
-    pub fn by(note: &Note) -> Result<Announced, Untrusted> {
-        let zones = zones(note);
-        let headers_va = match zones.is_empty() {
-            true => 0,
-            false => note.symbol(HEADERS).map_err(|_| Untrusted::OldLlfree)?,
-        };
-        Ok(Announced { zones, headers_va })
+    /// [`Untrusted::OldLlfree`].
+    pub fn check(&self) -> Result<(), Untrusted> {
+        self.headers_va.map(drop).ok_or(Untrusted::OldLlfree)
     }
 
     pub fn zones(&self) -> &[LlfreeZone] {
         &self.zones
     }
 
-    /// Whether the image, as these tables map it, has the same headers as the note.
+    /// Whether the image, as these tables map it, has the same headers as the note, or is not said
+    /// to have any.
     pub fn agrees(&self, mem: &dyn GuestMemory, tables: &PageTables) -> bool {
-        let addresses = (0u64..).map(|index| self.headers_va.checked_add(8 * index));
+        let Some(first) = self.headers_va else { return true };
+        let addresses = (0u64..).map(|index| first.checked_add(8 * index));
         self.zones
             .iter()
             .zip(addresses)
@@ -103,11 +107,11 @@ mod tests {
             let text = format!("OSRELEASE=6.1.0\n{lines}");
             Announced::by(&Note::parse(Gpa(0), text.into()).expect("a note"))
         };
-        assert!(by("SIZE(page)=64\n").is_ok_and(|none| none.zones().is_empty()));
+        assert!(by("SIZE(page)=64\n").zones().is_empty());
         let zone = "LLFREE_ZONE_0_1=1000\n";
-        assert_eq!(by(zone), Err(Untrusted::OldLlfree));
-        let place = "SYMBOL(llfree_headers)=ffffffff81000000\n";
-        assert!(by(&format!("{zone}{place}")).is_ok_and(|one| one.zones().len() == 1));
+        assert_eq!(by(zone).check(), Err(Untrusted::OldLlfree));
+        let both = by(&format!("{zone}SYMBOL(llfree_headers)=ffffffff81000000\n"));
+        assert_eq!((both.check(), both.zones().len()), (Ok(()), 1));
     }
 
     #[test]

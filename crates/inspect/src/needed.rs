@@ -48,11 +48,14 @@ impl Guest {
     pub fn needed_frames(&self, mem: &dyn GuestMemory) -> Vec<FrameRange> {
         let noted = Noted { mem, memmap: self.memmap(), frames: RefCell::default() };
         // Each is called for what it reads. Its result does not matter.
-        let _ = (self.recheck(&noted), self.memmap().changed(&noted), self.free_bytes(&noted));
+        let _ = (self.recheck(&noted), self.image_agrees(&noted));
+        let _ = (self.memmap().changed(&noted), self.free_bytes(&noted));
         self.memmap().runs().iter().for_each(|run| self.memmap().walk_all(&noted, run));
         let words = noted.frames.into_inner().into_iter().map(|gfn| FrameRange::new(gfn, 1));
-        let note = FrameRange::new(self.note().gpa().gfn(), 1);
-        words.chain([note]).chain(self.memmap().runs().iter().map(Run::metadata_frames)).collect()
+        words
+            .chain([self.note().frames()])
+            .chain(self.memmap().runs().iter().map(Run::metadata_frames))
+            .collect()
     }
 }
 

@@ -12,7 +12,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use ebb_units::{Gfn, Gpa};
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
 use twox_hash::XxHash3_128;
 
 use crate::memory::for_populated_frames;
@@ -119,6 +119,13 @@ impl Note {
     /// Where the note is.
     pub fn gpa(&self) -> Gpa {
         self.gpa
+    }
+
+    /// The frames that it lies in.
+    pub(crate) fn frames(&self) -> FrameRange {
+        let end = self.gpa.0 + (8 * HEADER_WORDS + self.text.len()) as u64;
+        let first = self.gpa.gfn();
+        FrameRange::new(first, end.div_ceil(FRAME_BYTES) - first.0)
     }
 
     /// The kernel's release, as `uname -r` tells it; printable ASCII.

@@ -2,6 +2,7 @@
 //! anything, at any speed: every call has a deadline, and reads and keeps a bounded number of
 //! bytes. QEMU documentation: interop/qmp-spec.
 
+mod ears;
 mod error;
 #[cfg(test)]
 mod tests;
@@ -10,8 +11,8 @@ use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -21,6 +22,7 @@ use serde_json::{Value, json};
 use crate::dial::{Turn, dial, turn};
 use crate::shown::{REASON_MAX, shown};
 
+pub use ears::Ears;
 pub use error::QmpError;
 
 /// A QEMU that does not answer for this long counts as stuck.
@@ -70,6 +72,8 @@ pub struct Qmp {
     events: Vec<String>,
     /// Set to `true` while QEMU keeps Ebb waiting.
     silence: Option<Arc<AtomicBool>>,
+    /// Number of resets that QEMU has reported.
+    resets: Arc<AtomicU64>,
 }
 
 impl Qmp {
@@ -164,7 +168,16 @@ impl Qmp {
             shut_down: None,
             events: Vec::new(),
             silence: None,
+            resets: Arc::default(),
         }
+    }
+
+    /// Returns what hears of resets on this connection from now on, on any thread.
+    ///
+    /// # Errors
+    /// The process has no file descriptor left.
+    pub fn ears(&self) -> io::Result<Ears> {
+        Ok(Ears::new(self.stream.try_clone()?, Arc::clone(&self.resets)))
     }
 
     /// Makes `silence` say `true` whenever QEMU has not answered for 10 ms, until it answers or the
@@ -305,6 +318,9 @@ impl Qmp {
     fn keep_event(&mut self, event: &str) -> Result<(), QmpError> {
         if event == "SHUTDOWN" {
             self.shut_down = Some(Instant::now());
+        }
+        if event == "RESET" {
+            self.resets.fetch_add(1, AcqRel);
         }
         if self.events.iter().any(|kept| kept == event) {
             return Ok(());

@@ -19,6 +19,7 @@ use ebb_inspect::LlfreeZone;
 use ebb_pager::Zeros;
 use ebb_reclaim::hyperalloc::{How, HyperAlloc};
 use ebb_units::HUGE_BYTES;
+use ebb_vm::qmp::Ears;
 
 use self::compaction::Compaction;
 use self::gap::{Gap, PIECE_HUGE, fragmentation, what_it_needs};
@@ -110,6 +111,8 @@ impl SharedAllocator {
                 mailbox.put(Command::Violation);
             }
         });
+        let ears = cx.qmp.ears();
+        shared.ask_of_reset(move || ears.as_ref().is_none_or(Ears::may_have_heard_reset));
         self.shared = Some(Arc::clone(&shared));
         Ok(shared)
     }

@@ -31,6 +31,9 @@ impl Trust {
     /// act on the answer.
     pub fn look(&mut self, cx: &mut VmContext) -> bool {
         cx.qmp.reconnect();
+        if cx.qmp.take_anew() {
+            cx.guest.doubt();
+        }
         let moves = cx.has_pluggers() || cx.may_lose_regions();
         let runs = cx.guest.confirm(&cx.pager, cx.qmp.socket(), moves, cx.record.kernel);
         runs && is_in_place(cx)
@@ -72,6 +75,7 @@ impl Trust {
     /// Brings back what devices may reach, because another kernel may run and must find it
     /// resident. All others have forgotten the old kernel by now.
     pub fn bring_back_for_next(&mut self, cx: &mut VmContext) {
+        cx.guest.forget_proof();
         if cx.record.mode == Mode::Strict {
             let failed = failpoint::fails("lost", cx.name());
             if let Err(error) = failed.and_then(|()| cx.pager.returner().give_back_all(Zeros::Fill))

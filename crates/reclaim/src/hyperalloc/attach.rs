@@ -59,6 +59,7 @@ impl HyperAlloc {
             violations: Default::default(),
             install: Latency::default(),
             on_violation: OnceLock::new(),
+            may_be_reset: OnceLock::new(),
         });
         pager.installer().share(Some(Arc::clone(&shared) as _));
         for zone in &shared.zones {

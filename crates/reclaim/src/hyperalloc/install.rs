@@ -20,9 +20,7 @@ impl Sharer for HyperAlloc {
     fn installed(&self, huge: HugeFrame, took: Duration) {
         let Some((zone, index)) = self.find(huge) else { return };
         zone.states.set(index, State::Installed);
-        if let Some(host) = zone.host_if_there(&self.ram) {
-            host.install(index);
-        }
+        self.clear_evicted(zone, index);
         self.installs.fetch_add(1, Relaxed);
         self.install.record(took);
     }

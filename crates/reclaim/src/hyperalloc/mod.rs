@@ -64,6 +64,7 @@ pub struct HyperAlloc {
     violations: AtomicU64,
     install: Latency,
     on_violation: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    may_be_reset: OnceLock<Box<dyn Fn() -> bool + Send + Sync>>,
 }
 
 /// Bytes in each state, and what the guest's touches led to.
@@ -121,6 +122,25 @@ impl HyperAlloc {
     pub fn on_violation(&self, tell: impl Fn() + Send + Sync + 'static) {
         // A second one would only be told of the same.
         let _ = self.on_violation.set(Box::new(tell));
+    }
+
+    /// Sets what tells whether the guest may have been reset since it was last known to run. While
+    /// it may, no E is cleared. Asked by threads that serve faults. Only the first call has an
+    /// effect.
+    pub fn ask_of_reset(&self, may_be_reset: impl Fn() -> bool + Send + Sync + 'static) {
+        // A second one would only tell the same.
+        let _ = self.may_be_reset.set(Box::new(may_be_reset));
+    }
+
+    /// Clears E of an installed area, unless its words may be another kernel's. An area that keeps
+    /// its E costs the guest a touch for each block that it gets there.
+    fn clear_evicted(&self, zone: &Zone, index: usize) {
+        if self.may_be_reset.get().is_some_and(|may_be_reset| may_be_reset()) {
+            return;
+        }
+        if let Some(host) = zone.host_if_there(&self.ram) {
+            host.install(index);
+        }
     }
 
     fn find(&self, huge: HugeFrame) -> Option<(&Zone, usize)> {

@@ -67,9 +67,7 @@ impl HyperAlloc {
             }
             for index in reclaimed(zone) {
                 zone.states.set(index, State::Installed);
-                if let Some(host) = zone.host_if_there(&self.ram) {
-                    host.install(index);
-                }
+                self.clear_evicted(zone, index);
             }
             zone.publish_hard(&self.ram, 0);
         }

@@ -157,6 +157,26 @@ fn no_event_is_lost_among_many() {
 }
 
 #[test]
+fn ears_hear_a_reset_before_and_after_it_was_read() {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let mut qmp = Qmp::over(ours);
+    let ears = qmp.ears().unwrap();
+    assert!(!ears.may_have_heard_reset());
+    theirs.write_all(b"{\"event\":\"STOP\"}\n").unwrap();
+    assert!(ears.may_have_heard_reset(), "nobody knows yet what it says");
+    qmp.events().unwrap();
+    assert!(!ears.may_have_heard_reset());
+    theirs.write_all(b"{\"event\":\"RESET\"}\n").unwrap();
+    assert!(ears.may_have_heard_reset());
+    qmp.events().unwrap();
+    assert!(ears.may_have_heard_reset());
+    let next = qmp.ears().unwrap();
+    assert!(!next.may_have_heard_reset());
+    drop(theirs);
+    assert!(next.may_have_heard_reset());
+}
+
+#[test]
 fn names_that_are_none_are_not_kept() {
     let (mut qmp, theirs) = UnixStream::pair().map(|(a, b)| (Qmp::over(a), b)).unwrap();
     let name = "X".repeat(EVENT_NAME_BYTES + 1);

@@ -3,6 +3,7 @@
 use ebb_api::{Mechanism, ReclaimReport};
 use vmtest::until;
 
+use super::registration::Registration;
 use super::system::{Other, field};
 use super::{LARGE, SMALL, assert_right};
 
@@ -110,11 +111,23 @@ fn the_next_process_asks_for_a_new_proof() {
     other.vm.attach("--mode strict");
     assert_right(&mut other, "take 20");
     wait_reclaim(&other);
-    other.vm.host.kill_servers();
+    let registration = Registration::find(&other.vm.ram());
+    let away = other.vm.status().emptied_bytes;
+    // It cannot prove anything while it stands still.
+    other.vm.stopped(|| {
+        other.vm.host.kill_servers();
+        until("a question for the proof", || {
+            let ran = other.vm.ebb("reclaim");
+            assert_ne!(ran.code, Some(0), "{ran:?}");
+            (!registration.is_acknowledged(&other.vm.ram())).then_some(())
+        });
+        let why = other.vm.ebb("reclaim").refused();
+        assert!(why.contains("has not proved its registration again"), "{why}");
+        assert_eq!(other.vm.status().emptied_bytes, away, "nothing is lost, nothing comes back");
+    });
     assert_right(&mut other, "check");
     other.ask("give 20");
     wait_reclaim(&other);
-    assert!(other.vm.status().emptied_bytes > 0);
     works_meanwhile(&mut other);
     assert!(other.vm.status().guest.registered);
 }

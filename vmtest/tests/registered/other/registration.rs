@@ -42,4 +42,10 @@ impl Registration {
         let place = ram.words(Gpa(self.at.0 + ACKNOWLEDGEMENT_AT), 1).expect("a record");
         place[0].store(token, Ordering::Release);
     }
+
+    /// Whether the host's acknowledgement is in the record.
+    pub fn is_acknowledged(&self, ram: &Ram) -> bool {
+        let place = ram.words(Gpa(self.at.0 + ACKNOWLEDGEMENT_AT), 1).expect("a record");
+        place[0].load(Ordering::Acquire) == self.record.token()
+    }
 }

@@ -165,6 +165,14 @@ impl OtherVm {
         u64::from_str_radix(value, 16).expect("a number")
     }
 
+    /// Does something while its processor stands still.
+    pub fn stopped<T>(&self, action: impl FnOnce() -> T) -> T {
+        self.qmp().execute("stop", json!({})).expect("QEMU obeys");
+        let result = action();
+        self.qmp().execute("cont", json!({})).expect("QEMU obeys");
+        result
+    }
+
     /// Waits until QEMU has ended.
     pub fn wait_end(&self) {
         let is_over = || Process::open(self.pid).map_or(true, |qemu| qemu.start_ticks().is_err());

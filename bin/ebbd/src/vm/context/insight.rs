@@ -23,6 +23,8 @@ const BOOTS: &str = "it is still booting; Ebb looks again by itself";
 /// Why nothing but the free memory of a guest is known that has registered its page metadata.
 const REGISTERED: &str =
     "its kernel has registered its page metadata, and nothing else of it is known";
+/// Why a registration does not count after the control socket was lost.
+const UNHEARD: &str = "QEMU's control socket was lost, and a reset may have been missed";
 /// Why a guest without a registration is not trusted, where its note may not be read.
 const NO_RECORD: &str =
     "no registration is in its memory, and ebbd runs with --metadata-by registration";
@@ -39,8 +41,10 @@ pub struct KnownGuest {
     /// The guest may be booting until this time.
     boots_until: Instant,
     searches: Searches,
-    /// The registration whose proof was seen since the last reset.
+    /// The registration whose proof was seen since the kernel was last lost.
     proven: Option<u64>,
+    /// Until when a kernel on record is given time to prove its registration again.
+    proves_until: Instant,
     /// The kernel that the pager and the passes go by.
     witness: Option<Kernel>,
     /// The frames that each look at the witness reads.
@@ -59,6 +63,7 @@ impl KnownGuest {
             boots_until: Instant::now() + BOOT.saturating_sub(age(start_ticks)),
             searches: Searches::new(),
             proven: None,
+            proves_until: Instant::now() + BOOT,
             witness: None,
             needed: FrameSet::default(),
         }
@@ -119,7 +124,7 @@ impl KnownGuest {
     }
 
     /// Whether what is known is an answer. A silent QEMU says nothing of a guest, and neither does
-    /// a search that was put off.
+    /// a search that was put off, or a kernel that is yet to prove its registration again.
     pub fn is_answered(&self) -> bool {
         self.is_answered
     }
@@ -132,10 +137,25 @@ impl KnownGuest {
     /// Drops what was known of the guest, because it was reset.
     pub fn forget(&mut self, why: &str) {
         (self.kernel, self.confirmed) = (Err(why.into()), Instant::now());
-        self.proven = None;
         self.boots_until = self.confirmed + BOOT;
         self.is_answered = false;
         self.searches.begin_anew();
+    }
+
+    /// Has a registration proved again before it counts: its kernel was lost.
+    pub fn forget_proof(&mut self) {
+        self.proven = None;
+    }
+
+    /// Handles a control socket that was connected anew: a reset may have been missed meanwhile.
+    /// What a registration says is not believed until its kernel has proved it again.
+    pub fn doubt(&mut self) {
+        self.proven = None;
+        self.proves_until = Instant::now() + BOOT;
+        if let Ok(Kernel::Registered(_)) = self.kernel {
+            self.kernel = Err(UNHEARD.into());
+            self.is_answered = false;
+        }
     }
 
     /// Whether it is time to inspect an untrusted guest again, or the kernel has said that it is to
@@ -165,7 +185,8 @@ impl KnownGuest {
                 && (!moves || kernel.refresh(&view).is_ok())
         });
         if !known {
-            let (by, known) = (self.by, Known { proven: self.proven, on_record });
+            let may_wait = Instant::now() < self.proves_until;
+            let (by, known) = (self.by, Known { proven: self.proven, on_record, may_wait });
             let search = || search(pager, qmp, by, known);
             let found = self.searches.search(Instant::now, search);
             self.is_answered = found.is_ok();
@@ -201,7 +222,8 @@ impl Unknown {
 /// Looks for the kernel that runs: by its note, and else by its registration.
 ///
 /// # Errors
-/// QEMU does not tell what its vCPUs run.
+/// QEMU does not tell what its vCPUs run, or the kernel on record has not proved its registration
+/// again yet.
 fn search(
     pager: &Pager,
     mut qmp: Option<&mut Qmp>,
@@ -250,7 +272,11 @@ fn inspect(pager: &Pager, mut qmp: Option<&mut Qmp>) -> Result<Result<Guest, Unt
     for note in find_notes(&view) {
         let passed = match Guest::from_note(&view, note) {
             Ok(guest)
-                if all_run(&|vcpu| guest.runs_on(&view, &[vcpu.root]), qmp.as_deref_mut())? =>
+                if all_run(
+                    &|vcpu| guest.runs_on(&view, &[vcpu.root]),
+                    &|| guest.image_agrees(&view),
+                    qmp.as_deref_mut(),
+                )? =>
             {
                 // These frames may have been evicted before anybody knew what is in them.
                 bring_back(pager, &guest.needed_frames(&view));

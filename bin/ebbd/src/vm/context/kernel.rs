@@ -78,7 +78,7 @@ impl Kernel {
     /// # Errors
     /// QEMU does not tell what its vCPUs run.
     pub fn is_running(&self, view: &View<'_>, qmp: Option<&mut Qmp>) -> Result<bool, String> {
-        all_run(&|vcpu| self.runs_on(view, vcpu), qmp)
+        all_run(&|vcpu| self.runs_on(view, vcpu), &|| self.is_this_boot(view), qmp)
     }
 
     /// Learns where the metadata is now, if memory was plugged or unplugged. A kernel that has
@@ -95,6 +95,14 @@ impl Kernel {
         }
     }
 
+    /// Whether the kernel in memory is still this boot of it, as far as its image tells.
+    fn is_this_boot(&self, view: &View<'_>) -> bool {
+        match self {
+            Kernel::Inspected(guest) => guest.image_agrees(view),
+            Kernel::Registered(_) => true,
+        }
+    }
+
     fn runs_on(&self, view: &View<'_>, vcpu: &Vcpu) -> bool {
         match self {
             Kernel::Inspected(guest) => guest.runs_on(view, &[vcpu.root]),
@@ -105,18 +113,22 @@ impl Kernel {
     }
 }
 
-/// Whether the vCPUs run one kernel and nothing else: `runs_it` tells it of a vCPU. Between QEMU's
-/// answer and our look a process may end and its page tables be freed, so a single "no" is not
-/// believed.
+/// Whether the vCPUs run one kernel and nothing else: `runs_it` tells it of a vCPU, and
+/// `is_this_boot`, which is asked afterwards, of the kernel. Between QEMU's answer and our look a
+/// process may end and its page tables be freed, so a single "no" is not believed.
 ///
 /// # Errors
 /// QEMU does not tell what its vCPUs run.
-pub fn all_run(runs_it: &dyn Fn(&Vcpu) -> bool, mut qmp: Option<&mut Qmp>) -> Result<bool, String> {
+pub fn all_run(
+    runs_it: &dyn Fn(&Vcpu) -> bool,
+    is_this_boot: &dyn Fn() -> bool,
+    mut qmp: Option<&mut Qmp>,
+) -> Result<bool, String> {
     for _ in 0..ROOT_TRIES {
         let vcpus = vcpus(qmp.as_deref_mut())?;
         // kexec leaves all vCPUs but one halted in the page tables of the old kernel.
         if vcpus.iter().any(runs_it) && vcpus.iter().all(|vcpu| vcpu.waits || runs_it(vcpu)) {
-            return Ok(true);
+            return Ok(is_this_boot());
         }
     }
     Ok(false)

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use ebb_vm::Qmp;
+use ebb_vm::qmp::Ears;
 
 use crate::support::retry::Retry;
 
@@ -23,6 +24,8 @@ pub struct QmpLink {
     /// The VMM. A user who can change the path may put another VM's socket there.
     pid: i32,
     socket: Option<Qmp>,
+    /// The socket was connected anew, and nobody has asked since: events may have been missed.
+    is_anew: bool,
     retry: Retry,
     /// Set while the worker waits for QEMU, which may itself wait for a fault.
     is_silent: Arc<AtomicBool>,
@@ -39,7 +42,7 @@ impl QmpLink {
     ) -> QmpLink {
         socket.iter_mut().for_each(|qmp| qmp.show_silence(Arc::clone(&is_silent)));
         let retry = Retry::new(RETRY_FIRST, RETRY_MOST);
-        QmpLink { path: path.to_owned(), pid, socket, retry, is_silent }
+        QmpLink { path: path.to_owned(), pid, socket, is_anew: false, retry, is_silent }
     }
 
     /// Connects, if the socket is not connected and an attempt is due.
@@ -53,7 +56,7 @@ impl QmpLink {
         match connected {
             Ok(mut qmp) => {
                 qmp.show_silence(Arc::clone(&self.is_silent));
-                self.socket = Some(qmp);
+                (self.socket, self.is_anew) = (Some(qmp), true);
                 self.retry.worked();
             }
             Err(error) => {
@@ -66,6 +69,16 @@ impl QmpLink {
     /// Returns the socket, if it is connected.
     pub fn socket(&mut self) -> Option<&mut Qmp> {
         self.socket.as_mut()
+    }
+
+    /// Whether the socket was connected anew since this was last asked.
+    pub fn take_anew(&mut self) -> bool {
+        std::mem::take(&mut self.is_anew)
+    }
+
+    /// Returns what hears of resets on this connection, if there is one.
+    pub fn ears(&self) -> Option<Ears> {
+        self.socket.as_ref()?.ears().ok()
     }
 
     /// Whether the socket is connected.

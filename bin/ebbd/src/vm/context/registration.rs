@@ -45,13 +45,31 @@ pub struct Known {
     pub proven: Option<u64>,
     /// The one on record. Its kernel is asked to prove it again.
     pub on_record: Option<u64>,
+    /// Whether that kernel has time left for it.
+    pub may_wait: bool,
+}
+
+/// Why a record does not count.
+#[derive(Debug)]
+enum Doubt {
+    /// That is all there is to say.
+    Final(String),
+    /// It is the one on record, and its kernel runs. It is to prove the registration again.
+    Awaited(String),
+}
+
+impl From<&str> for Doubt {
+    fn from(why: &str) -> Doubt {
+        Doubt::Final(why.into())
+    }
 }
 
 /// Looks for a registration in the guest's memory, and answers the kernel that has made it. `None`:
 /// there is no record. An `Err` in the result is why no record counts.
 ///
 /// # Errors
-/// QEMU does not tell what its vCPUs run, or the kernel on record has not answered yet.
+/// QEMU does not tell what its vCPUs run, or the kernel on record has not proved its registration
+/// again yet, and has time left.
 pub fn find(
     pager: &Pager,
     mut qmp: Option<&mut Qmp>,
@@ -66,15 +84,19 @@ pub fn find(
             || at_first.iter().any(|vcpu| page.is_armed(vcpu))
             || (page.is_acknowledged() && page.is_mapped(&view, &at_first))
     };
-    let mut reason = None;
+    let (mut reason, mut awaited) = (None, None);
     for at in find_records(&view, &comes_first) {
         match judge(&view, at, qmp.as_deref_mut(), known)? {
             Ok(registered) => return Ok(Some(Ok(registered))),
             // The first ones are those that the kernel may have made.
-            Err(why) => drop(reason.get_or_insert(why)),
+            Err(Doubt::Final(why)) => drop(reason.get_or_insert(why)),
+            Err(Doubt::Awaited(why)) => awaited = Some(why),
         }
     }
-    Ok(reason.map(Err))
+    match awaited {
+        Some(why) if known.may_wait => Err(why),
+        awaited => Ok(awaited.or(reason).map(Err)),
+    }
 }
 
 /// Whether the record at `at` counts. If so, its kernel is told, and otherwise why not.
@@ -83,31 +105,23 @@ pub fn find(
 /// before and after the record is read, and the proof must be there both times.
 ///
 /// # Errors
-/// As [`find`].
+/// QEMU does not tell what its vCPUs run.
 fn judge(
     view: &View<'_>,
     at: Gpa,
     mut qmp: Option<&mut Qmp>,
     known: Known,
-) -> Result<Result<Registered, String>, String> {
+) -> Result<Result<Registered, Doubt>, String> {
     let Some(page) = Page::read(view, at) else { return Ok(Err(CHANGED.into())) };
     let before = vcpus(qmp.as_deref_mut())?;
     if let Err(why) = page.check(view, &before, known.proven) {
-        let is_mapped = page.is_mapped(view, &before);
-        if page.is(known.on_record)
-            && is_mapped
-            && let Err(error) = Registered::read(view, at)
-        {
-            // What a record says against itself needs no proof.
-            return Ok(Err(error.to_string()));
+        if page.is(known.on_record) {
+            return page.again(view, why, qmp).map(Err);
         }
-        if why == UNPROVEN && page.is_acknowledged() && is_mapped {
+        if why == UNPROVEN && page.is_acknowledged() && page.is_mapped(view, &before) {
             page.ask_for_proof(view);
         }
-        return match page.is(known.on_record) && is_mapped {
-            true => Err(AGAIN.into()),
-            false => Ok(Err(why.into())),
-        };
+        return Ok(Err(why.into()));
     }
     let read = Registered::read(view, at);
     let after = vcpus(qmp.as_deref_mut())?;
@@ -118,7 +132,7 @@ fn judge(
         Ok(registered) => registered,
         Err(error) => {
             page.refuse(view, &error);
-            return Ok(Err(error.to_string()));
+            return Ok(Err(Doubt::Final(error.to_string())));
         }
     };
     let record = registered.record();
@@ -126,7 +140,7 @@ fn judge(
     let runs = |vcpu: &Vcpu| registered.may_be_mapped_by(view, vcpu.root, vcpu.levels);
     Ok(match is_same && Registered::read(view, at).as_ref() == Ok(&registered) {
         false => Err(CHANGED.into()),
-        true if !all_run(&runs, qmp)? => Err(NOT_RUNNING.into()),
+        true if !all_run(&runs, &|| true, qmp)? => Err(NOT_RUNNING.into()),
         true if registered.answer(view, Answer::Accepted) => Ok(registered),
         true => Err(CHANGED.into()),
     })
@@ -196,6 +210,27 @@ impl Page {
             true => Ok(()),
             false => Err(NOT_RUNNING),
         }
+    }
+
+    /// Asks the kernel on record to prove this record again, if it runs. `why`: the record is not
+    /// proved now.
+    fn again(&self, view: &View<'_>, why: &str, qmp: Option<&mut Qmp>) -> Result<Doubt, String> {
+        let registered = match Registered::read(view, self.at) {
+            Ok(registered) => registered,
+            // What a record says against itself needs no proof.
+            Err(error) => return Ok(Doubt::Final(error.to_string())),
+        };
+        let runs = |vcpu: &Vcpu| registered.may_be_mapped_by(view, vcpu.root, vcpu.levels);
+        if !all_run(&runs, &|| true, qmp)? {
+            return Ok(NOT_RUNNING.into());
+        }
+        if why == NESTS {
+            return Ok(Doubt::Awaited(why.into()));
+        }
+        if self.is_acknowledged() {
+            self.ask_for_proof(view);
+        }
+        Ok(Doubt::Awaited(AGAIN.into()))
     }
 
     /// Takes an acknowledgement back, so that the kernel proves once more that the record is its.

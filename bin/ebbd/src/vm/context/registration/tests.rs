@@ -13,6 +13,7 @@ use crate::vm::context::VmContext;
 use crate::vm::context::insight::KnownGuest;
 use crate::vm::context::machine::qemu::Qemu;
 use crate::vm::context::machine::{self, Machine};
+use crate::vm::trust::Trust;
 
 /// Where the kernel's record is.
 const AT: Gpa = Gpa(0x78_0000);
@@ -100,59 +101,115 @@ fn a_kernel_that_has_been_acknowledged_before_is_asked_for_proof() {
     assert_eq!(word(&machine, ACKNOWLEDGEMENT_AT), 0, "the kernel sees that it must prove it");
 }
 
+/// Lets another process go on with a VM whose kernel was trusted.
+fn next_process(cx: &mut VmContext) {
+    assert!(confirm(cx), "{}", why(cx));
+    let digest = cx.guest.kernel().expect("it is trusted").digest();
+    cx.guest = KnownGuest::new(0, MetadataBy::Registration);
+    cx.record.note(|record| record.kernel = Some(digest));
+}
+
 /// The guest may have been reset between two processes, and the record be the last kernel's.
 #[test]
 fn a_kernel_on_record_proves_itself_to_the_next_process() {
     let Some((mut cx, machine, qemu)) = boot(&registration()) else { return };
-    assert!(confirm(&mut cx));
-    let digest = cx.guest.kernel().expect("it is trusted").digest();
-    cx.guest = KnownGuest::new(0, MetadataBy::Registration);
-    cx.record.note(|record| record.kernel = Some(digest));
+    next_process(&mut cx);
     qemu.runs_with(forge::ROOT, None, PLAIN);
     assert!(!confirm(&mut cx));
     assert_eq!(word(&machine, ACKNOWLEDGEMENT_AT), 0, "the kernel sees that it must prove it");
-    assert!(why(&cx) == AGAIN && !cx.guest.is_answered(), "its memory may stay away");
+    assert!(why(&cx) == AGAIN && !cx.guest.is_answered());
+    assert!(!Trust::default().has_lost_its_kernel(&cx), "its memory may stay away");
     qemu.runs_with(forge::ROOT, Some(registration().virtual_address), PLAIN);
     assert!(confirm(&mut cx), "{}", why(&cx));
 }
 
 #[test]
+fn a_kernel_on_record_that_proves_nothing_is_lost_in_the_end() {
+    let Some((mut cx, _machine, qemu)) = boot(&registration()) else { return };
+    next_process(&mut cx);
+    qemu.runs_with(forge::ROOT, None, PLAIN);
+    let known = |may_wait| Known { on_record: cx.record.kernel, may_wait, ..Known::default() };
+    let (last, in_time) = (known(false), known(true));
+    let mut found = |known| find(&cx.pager, cx.qmp.socket(), known);
+    assert_eq!(found(in_time), Err(AGAIN.into()));
+    assert_eq!(found(last), Ok(Some(Err(AGAIN.into()))));
+}
+
+/// The record of the last kernel may be in memory beside that of the one that runs.
+#[test]
+fn a_kernel_that_proves_itself_is_found_beside_the_one_on_record() {
+    let Some((mut cx, machine, qemu)) = boot(&registration()) else { return };
+    next_process(&mut cx);
+    let at = Gpa(AT.0 + 0x1_0000);
+    let next = Registration { token: registration().token ^ 1, ..forge::registration(at) };
+    for (word, value) in machine.words(at, 512).iter().zip(next.words(at.0)) {
+        word.store(value, Relaxed);
+    }
+    qemu.runs_with(forge::ROOT, Some(next.virtual_address), PLAIN);
+    assert!(confirm(&mut cx), "{}", why(&cx));
+    assert!(Trust::default().has_lost_its_kernel(&cx), "it is another one");
+}
+
+#[test]
 fn a_kernel_on_record_that_no_page_tables_lead_to_is_lost() {
     let Some((mut cx, machine, qemu)) = boot(&registration()) else { return };
-    assert!(confirm(&mut cx));
-    let digest = cx.guest.kernel().expect("it is trusted").digest();
-    cx.guest = KnownGuest::new(0, MetadataBy::Registration);
-    cx.record.note(|record| record.kernel = Some(digest));
+    next_process(&mut cx);
     qemu.runs_with(Gpa(0), None, PLAIN);
     assert!(!confirm(&mut cx));
-    assert!(why(&cx) == UNPROVEN && cx.guest.is_answered());
+    assert!(why(&cx) == NOT_RUNNING && Trust::default().has_lost_its_kernel(&cx));
     assert_eq!(word(&machine, ACKNOWLEDGEMENT_AT), registration().token);
 }
 
 #[test]
 fn a_kernel_on_record_that_has_withdrawn_is_lost() {
     let Some((mut cx, machine, qemu)) = boot(&registration()) else { return };
-    assert!(confirm(&mut cx));
-    let digest = cx.guest.kernel().expect("it is trusted").digest();
+    next_process(&mut cx);
     withdraw(&machine);
-    cx.guest = KnownGuest::new(0, MetadataBy::Registration);
-    cx.record.note(|record| record.kernel = Some(digest));
     qemu.runs_with(forge::ROOT, None, PLAIN);
     assert!(!confirm(&mut cx));
-    assert!(why(&cx).contains("was withdrawn") && cx.guest.is_answered(), "{}", why(&cx));
+    assert!(why(&cx).contains("was withdrawn"), "{}", why(&cx));
+    assert!(Trust::default().has_lost_its_kernel(&cx));
+}
+
+#[test]
+fn a_kernel_on_record_that_may_run_guests_is_told_why_it_does_not_count() {
+    let Some((mut cx, _machine, qemu)) = boot(&registration()) else { return };
+    next_process(&mut cx);
+    qemu.runs_with(forge::ROOT, None, WITH_VMX);
+    assert!(!confirm(&mut cx));
+    assert!(why(&cx) == NESTS && !Trust::default().has_lost_its_kernel(&cx));
 }
 
 /// vCPUs may seem to run something else for a moment.
 #[test]
-fn a_kernel_that_this_process_knows_need_prove_nothing_again() {
+fn a_kernel_that_this_process_knows_proves_nothing_again_until_it_is_lost() {
     let Some((mut cx, _machine, qemu)) = boot(&registration()) else { return };
-    assert!(confirm(&mut cx));
-    for root in [Gpa(0), forge::ROOT] {
+    let confirm_on = |cx: &mut VmContext, root| {
         qemu.runs_with(root, None, PLAIN);
-        assert_eq!(confirm(&mut cx), root == forge::ROOT, "{:?}", cx.guest.kernel().err());
-    }
-    cx.guest.forget("it was reset");
-    assert!(!confirm(&mut cx));
+        confirm(cx)
+    };
+    next_process(&mut cx);
+    qemu.runs_with(forge::ROOT, Some(registration().virtual_address), PLAIN);
+    assert!(confirm(&mut cx), "{}", why(&cx));
+    assert!(!confirm_on(&mut cx, Gpa(0)));
+    assert!(confirm_on(&mut cx, forge::ROOT), "{}", why(&cx));
+    Trust::default().bring_back_for_next(&mut cx);
+    assert!(!confirm_on(&mut cx, Gpa(0)) && !confirm_on(&mut cx, forge::ROOT));
+    assert_eq!(why(&cx), UNPROVEN);
+}
+
+/// A reset may have been missed meanwhile.
+#[test]
+fn a_socket_that_is_connected_anew_asks_for_a_new_proof() {
+    let Some((mut cx, _machine, qemu)) = boot(&registration()) else { return };
+    next_process(&mut cx);
+    qemu.runs_with(forge::ROOT, Some(registration().virtual_address), PLAIN);
+    assert!(confirm(&mut cx), "{}", why(&cx));
+    qemu.runs_with(forge::ROOT, None, PLAIN);
+    assert!(confirm(&mut cx), "{}", why(&cx));
+    cx.guest.doubt();
+    assert!(!cx.guest.is_answered() && !confirm(&mut cx));
+    assert_eq!(why(&cx), AGAIN);
 }
 
 #[test]
