@@ -10,6 +10,7 @@ mod cpu;
 mod dma;
 mod fault;
 mod footprint;
+mod forget;
 mod front;
 mod handlers;
 mod held;
@@ -90,6 +91,8 @@ enum Name {
     Scan,
     /// Memory of the daemon itself, and of each VM's process
     Memory,
+    /// Emptying QEMU's page table for a limit, by a ring and by injected calls
+    Forget,
     /// Saving pages to disk and to compressed memory, and loading them
     Store,
     /// What a VM that refills without end costs another VM on the same disk
@@ -161,11 +164,12 @@ enum Name {
 /// A benchmark: takes its figures in a session.
 type Bench = fn(&Session) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 36] = [
+const EACH: [(Name, Bench); 37] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
     (Name::Memory, memory::run),
+    (Name::Forget, forget::run),
     (Name::Store, store::run),
     (Name::Starve, starve::run),
     (Name::Dma, dma::run),

@@ -51,18 +51,25 @@ impl Thread {
 
 /// Returns the time that all threads of `pid` have spent in the kernel, in ticks of 10 ms.
 pub fn in_kernel(pid: i32) -> Duration {
-    user_and_kernel(pid)[1]
+    stat(pid, [12]).iter().sum()
 }
 
 /// Returns how long all threads of `pid` have run so far, ended ones included, in ticks of 10 ms.
 pub fn of_all(pid: i32) -> Duration {
-    user_and_kernel(pid).iter().sum()
+    stat(pid, [11, 12]).iter().sum()
 }
 
-fn user_and_kernel(pid: i32) -> [Duration; 2] {
+/// Returns how long all threads of `pid` have run so far, and those children of it that have ended,
+/// in ticks of 10 ms.
+pub fn with_children(pid: i32) -> Duration {
+    stat(pid, [11, 12, 13, 14]).iter().sum()
+}
+
+/// Returns fields of `/proc/PID/stat`, counted from behind the name.
+fn stat<const N: usize>(pid: i32, fields: [usize; N]) -> [Duration; N] {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let rest = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    [11, 12].map(|field| {
+    fields.map(|field| {
         let ticks = rest.split_whitespace().nth(field).and_then(|ticks| ticks.parse().ok());
         self::ticks(ticks.unwrap_or(0))
     })
