@@ -180,6 +180,12 @@ impl Qmp {
         Ok(Ears::new(self.stream.try_clone()?, Arc::clone(&self.resets)))
     }
 
+    /// Closes the connection, also for its [`Ears`]: QEMU serves one client at a time.
+    pub fn close(self) {
+        // The other side may have closed it already.
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+    }
+
     /// Makes `silence` say `true` whenever QEMU has not answered for 10 ms, until it answers or the
     /// wait ends: QEMU may itself be waiting for Ebb.
     pub fn show_silence(&mut self, silence: Arc<AtomicBool>) {

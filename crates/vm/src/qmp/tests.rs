@@ -172,8 +172,9 @@ fn ears_hear_a_reset_before_and_after_it_was_read() {
     assert!(ears.may_have_heard_reset());
     let next = qmp.ears().unwrap();
     assert!(!next.may_have_heard_reset());
-    drop(theirs);
+    qmp.close();
     assert!(next.may_have_heard_reset());
+    assert_eq!(theirs.read(&mut [0]).unwrap(), 0, "QEMU sees that its client has gone");
 }
 
 #[test]

@@ -92,7 +92,9 @@ impl QmpLink {
         match self.socket.as_mut().map(Qmp::events) {
             Some(Ok(events)) => events.iter().any(|event| event == "RESET"),
             Some(Err(_)) => {
-                self.socket = None;
+                if let Some(qmp) = self.socket.take() {
+                    qmp.close();
+                }
                 false
             }
             None => false,
