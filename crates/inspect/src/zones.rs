@@ -332,6 +332,7 @@ fn unaligned(mem: &dyn GuestMemory, tables: &PageTables, va: u64) -> Option<u64>
     }
 }
 
+/// Finds each node's `struct pglist_data`.
 fn nodes(mem: &dyn GuestMemory, note: &Note, tables: &PageTables) -> Result<Vec<Node>, Untrusted> {
     // Kernels without NUMA name their one node.
     if let Ok(va) = note.symbol("contig_page_data") {

@@ -22,7 +22,7 @@ const BLOCKS: [usize; 2] = [1, 5];
 const WATCHED: Duration = Duration::from_secs(20);
 /// Accesses before that: the limit has found its pace then.
 const BEFORE: u32 = 200_000;
-/// How threads of a ring are called: the one that polls, and those that work.
+/// How the names of a ring's threads begin: of the one that polls, and of those that work.
 const RING_THREADS: &str = "iou-";
 
 const LONGEST: &str = "a guest's longest wait for 256 accesses";

@@ -30,8 +30,8 @@ const NESTS: &str = "a registration is in its memory, but a guest of this guest 
      unload kvm_intel or kvm_amd in the guest, or start QEMU with -cpu ...,vmx=off,svm=off";
 /// Why the record of the registration on record does not count yet. A guest may have been reset
 /// while no process heard it, and have left the record in memory.
-const AGAIN: &str = "its kernel has not proved its registration again since this process of Ebb's \
-     began; Ebb looks again by itself";
+const AGAIN: &str = "its kernel has not proved its registration again since Ebb's process began or \
+     QEMU's control socket was lost; Ebb looks again by itself";
 /// Why a record is not believed that no page tables lead to.
 const NOT_RUNNING: &str =
     "a registration is in its memory, and its vCPUs do not all run the kernel that has made it";
@@ -137,13 +137,21 @@ fn judge(
     };
     let record = registered.record();
     let is_same = (record.token(), record.virtual_address()) == (page.token, page.va);
-    let runs = |vcpu: &Vcpu| registered.may_be_mapped_by(view, vcpu.root, vcpu.levels);
     Ok(match is_same && Registered::read(view, at).as_ref() == Ok(&registered) {
         false => Err(CHANGED.into()),
-        true if !all_run(&runs, &|| true, qmp)? => Err(NOT_RUNNING.into()),
+        true if !is_run(&registered, view, qmp)? => Err(NOT_RUNNING.into()),
         true if registered.answer(view, Answer::Accepted) => Ok(registered),
         true => Err(CHANGED.into()),
     })
+}
+
+/// Whether the vCPUs run the kernel that has made this record, and nothing else.
+///
+/// # Errors
+/// QEMU does not tell what its vCPUs run.
+fn is_run(registered: &Registered, view: &View<'_>, qmp: Option<&mut Qmp>) -> Result<bool, String> {
+    let runs = |vcpu: &Vcpu| registered.may_be_mapped_by(view, vcpu.root, vcpu.levels);
+    all_run(&runs, &|| true, qmp)
 }
 
 /// What every version of a record has in the same place.
@@ -220,8 +228,7 @@ impl Page {
             // What a record says against itself needs no proof.
             Err(error) => return Ok(Doubt::Final(error.to_string())),
         };
-        let runs = |vcpu: &Vcpu| registered.may_be_mapped_by(view, vcpu.root, vcpu.levels);
-        if !all_run(&runs, &|| true, qmp)? {
+        if !is_run(&registered, view, qmp)? {
             return Ok(NOT_RUNNING.into());
         }
         if why == NESTS {
