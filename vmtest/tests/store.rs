@@ -106,6 +106,57 @@ fn compressed_memory_is_never_on_a_disk() {
     assert!(why.contains("give 1 MiB or more, or 0"), "{why}");
 }
 
+/// A swap file of which the name is gone is reported while its content can still be had. The VM's
+/// next process makes no new one, and goes on once the file is back.
+#[test]
+fn a_removed_swap_file_is_reported_and_never_made_anew() {
+    let (host, disk) = (Host::new(), tempfile::tempdir().expect("a directory"));
+    host.set("EBB_SWAP_DIR", disk.path());
+    let vm = host.run(Guest::debian("6.1-cloud").memory("512M"));
+    vm.guest("fill a 200M");
+    let evict = || {
+        vm.ebb("limit 150M").ok();
+        until("the limit to hold", || (vm.host_bytes() <= 150 * MIB).then_some(()));
+    };
+    evict();
+    let file = fs::read_dir(disk.path()).expect("a directory").flatten().next();
+    let swap = file.expect("a swap file").path();
+    let kept = disk.path().join("kept");
+    fs::hard_link(&swap, &kept).expect("one file system");
+    fs::remove_file(&swap).expect("it is there");
+    let warned = || vm.status().warnings.into_iter().find(|text| text.contains("was removed"));
+    let warning = until("a warning", warned);
+    assert!(warning.contains(&swap.display().to_string()), "{warning}");
+    // Another file of that name is not this one.
+    fs::write(&swap, "").expect("room");
+    assert!(warned().is_some(), "{:?}", vm.status().warnings);
+    fs::remove_file(&swap).expect("it is there");
+    host.kill_servers();
+    until("the file to be missed", || host.ebb("list").ok().contains("is gone").then_some(()));
+    assert!(!swap.exists(), "a new one would hide that the old one is missing");
+    fs::rename(&kept, &swap).expect("one file system");
+    assert_eq!(vm.guest("check a"), "0");
+    assert_eq!(until("a status", || Some(warned())), None);
+    // What the warning advises.
+    fs::remove_file(&swap).expect("it is there");
+    until("a warning", warned);
+    vm.detach();
+    assert_eq!(vm.guest("check a"), "0");
+    let (name, pid, qmp) = (vm.name(), vm.pid(), vm.qmp_socket());
+    host.ebb(&format!("attach --name {name} --pid {pid} --qmp {}", qmp.display())).ok();
+    evict();
+    assert_eq!(vm.guest("check a"), "0");
+    // The next process of a VM that has nothing in it makes a new file.
+    let other = host.run(Guest::debian("6.1-cloud").memory("128M"));
+    let file = fs::read_dir(disk.path()).expect("a directory").flatten().map(|file| file.path());
+    let others = file.into_iter().find(|path| path.to_string_lossy().contains(other.name()));
+    let others = others.expect("a swap file");
+    fs::remove_file(&others).expect("it is there");
+    host.kill_servers();
+    until("a new file", || others.exists().then_some(()));
+    assert_eq!(vm.guest("check a"), "0");
+}
+
 /// An ext4 in a file of its own, of which only a given part is free.
 struct Tight {
     directory: TempDir,

@@ -56,3 +56,22 @@ pub fn swap_in_memory(place: &Path, named: bool) -> (String, String) {
     };
     (why, advice.into())
 }
+
+/// Of a swap file that was removed or replaced while its VM's process has it open.
+pub fn swap_is_removed(swap: &Path) -> String {
+    format!(
+        "its swap file {} was removed: what is in it is lost if the VM's process ends. Bring it back \
+         to memory now (`ebb detach NAME`); `ebb attach` then makes a new file",
+        swap.display()
+    )
+}
+
+/// Of a swap file that is not there when the VM's next process needs these bytes of it.
+pub fn swap_is_gone(swap: &Path, bytes: u64) -> String {
+    format!(
+        "its swap file {} is gone, with {} MiB of the guest's memory: put it back, and Ebb goes on \
+         by itself; without it, restart the guest",
+        swap.display(),
+        bytes.div_ceil(1 << 20)
+    )
+}

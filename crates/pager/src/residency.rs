@@ -143,6 +143,11 @@ impl Residency {
         self.store.usage()
     }
 
+    /// Whether the swap file was removed: what it holds is lost once this process ends.
+    pub fn is_store_removed(&self) -> bool {
+        self.store.is_removed()
+    }
+
     /// Limits the memory that the store uses for pages, to at most what it was made for.
     pub fn limit_store_memory(&self, bytes: u64) {
         self.store.limit_memory(bytes);

@@ -275,6 +275,10 @@ impl<S: Store> Store for Compressed<S> {
         self.behind.is_room_wanted()
     }
 
+    fn is_removed(&self) -> bool {
+        self.behind.is_removed()
+    }
+
     fn most_at_once(&self) -> usize {
         self.behind.most_at_once()
     }

@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock, fstatvfs};
 use rustix::io::Errno;
@@ -18,6 +18,8 @@ const _: () = assert!(MARGIN_BYTES >= signature::HEAD_BYTES as u64);
 /// A sparse file or a block device that belongs to one VM.
 pub struct Disk {
     file: File,
+    /// Where it was opened.
+    path: PathBuf,
     direct: bool,
     /// The offset of slot 0 in bytes.
     first_byte: u64,
@@ -56,7 +58,7 @@ impl Disk {
         })?;
         file.set_permissions(Permissions::from_mode(0o600))?;
         file.set_len(bytes)?;
-        Ok(Disk { file, direct, first_byte: 0 })
+        Ok(Disk { file, path: path.into(), direct, first_byte: 0 })
     }
 
     fn open_device(path: &Path, bytes: u64) -> Result<Disk, StoreError> {
@@ -76,7 +78,7 @@ impl Disk {
             let why = format!("has {device_bytes} bytes, {needed} are needed");
             return Err(unusable(path, &why));
         }
-        let whole = Disk { file, direct: true, first_byte: 0 };
+        let whole = Disk { file, path: path.into(), direct: true, first_byte: 0 };
         if let Some(what) = signature::find(signature::head(&whole)?.pages().as_flattened()) {
             let shown = path.display();
             let why = format!("holds {what}; if it is not needed: wipefs --all {shown}");
@@ -129,6 +131,14 @@ impl Medium for Disk {
             free_bytes: system.f_bavail.saturating_mul(system.f_frsize),
             total_bytes: system.f_blocks.saturating_mul(system.f_frsize),
         }))
+    }
+
+    fn is_removed(&self) -> bool {
+        let Ok(own) = self.file.metadata() else { return false };
+        match self.path.metadata() {
+            Ok(found) => (found.dev(), found.ino()) != (own.dev(), own.ino()),
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
     }
 
     fn is_direct(&self) -> bool {

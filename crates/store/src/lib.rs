@@ -104,6 +104,12 @@ pub trait Store: Send + Sync {
         false
     }
 
+    /// Whether the name that the file was opened by leads to nothing now, or to another file. What
+    /// is stored is lost then as soon as this process ends.
+    fn is_removed(&self) -> bool {
+        false
+    }
+
     /// Marks a slot as in use, because a word of a ledger that a dead daemon left names it. It
     /// comes before any save.
     ///

@@ -37,6 +37,11 @@ pub trait Medium: Send + Sync {
         Ok(None)
     }
 
+    /// Whether the name that it was opened by leads to nothing now, or to something else.
+    fn is_removed(&self) -> bool {
+        false
+    }
+
     /// Whether it needs page-aligned memory.
     fn is_direct(&self) -> bool;
 }

@@ -364,6 +364,10 @@ impl<M: Medium> Store for SwapFile<M> {
         self.part.is_wanted()
     }
 
+    fn is_removed(&self) -> bool {
+        self.medium.is_removed()
+    }
+
     fn claim(&self, slot: u64) -> Result<(), StoreError> {
         if !self.clusters.take_this(slot) {
             return Err(StoreError::NotInUse { slot });

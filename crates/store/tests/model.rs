@@ -268,6 +268,23 @@ fn a_real_file_is_for_root_alone_and_for_one() {
 }
 
 #[test]
+fn a_file_that_is_not_where_it_was_opened_is_removed() {
+    let Some(dir) = run_directory() else { return eprintln!("SKIPPED: no tmpfs at /dev/shm") };
+    let (path, elsewhere) = (dir.path().join("swap"), dir.path().join("elsewhere"));
+    let store = swap(dir.path(), 300);
+    assert!(!store.is_removed());
+    std::fs::rename(&path, &elsewhere).unwrap();
+    assert!(store.is_removed());
+    std::fs::write(&path, "another").unwrap();
+    assert!(store.is_removed());
+    std::fs::rename(&elsewhere, &path).unwrap();
+    assert!(!store.is_removed());
+    let front = Compressed::open(dir.path(), 1 << 20, store).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(front.is_removed());
+}
+
+#[test]
 fn nothing_can_be_read_without_the_key() {
     let dir = tempfile::tempdir().unwrap();
     let store = swap(dir.path(), 8);

@@ -6,11 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-use ebb_api::Backing;
-use ebb_ledger::{Ledger, LedgerError, Tables};
+use ebb_api::{Backing, advice};
+use ebb_ledger::{Content, Ledger, LedgerError, Tables};
 use ebb_pager::{Digests, Grain, Pager, PagerParts, Restored};
 use ebb_served::{SharedDisks, Source};
-use ebb_store::{Compressed, Protection, Store, StoreError, SwapFile};
+use ebb_store::{Compressed, MEMORY_SLOTS, Protection, Store, StoreError, SwapFile};
 use ebb_sys::uffd::{Uffd, feature};
 use ebb_units::FRAME_BYTES;
 use ebb_vm::{Puncher, Ram};
@@ -92,6 +92,7 @@ pub fn pager(
         tracing::warn!("{}: not on tmpfs; the swap file's key is on a disk", directory.display());
     }
     let slots = ram.first_bytes() / FRAME_BYTES;
+    is_store_there(&record.swap, &ledger)?;
     let puncher = Puncher::new(ram);
     let devices = failpoint::devices(shared.devices(puncher.ram()), &record.name);
     let digests = digests(puncher.ram(), record, directory)?;
@@ -107,6 +108,25 @@ pub fn pager(
     })?;
     digests.into_iter().for_each(|digests| pager.residency().compare_with(digests));
     Ok((pager, restored))
+}
+
+/// Whether what the ledger says is in the swap file can be there. A new file in place of a lost one
+/// would have every slot damaged, and hide that the old one may still be put back.
+///
+/// # Errors
+/// `NotFound`: the file is gone, and pages are in it.
+fn is_store_there(swap: &Path, ledger: &Ledger) -> io::Result<()> {
+    if swap.try_exists()? {
+        return Ok(());
+    }
+    let on_disk = ledger.runs().filter(|(_, content)| match content {
+        Content::Saved { slot } => *slot < MEMORY_SLOTS,
+        _ => false,
+    });
+    match on_disk.map(|(frames, _)| frames.count * FRAME_BYTES).sum::<u64>() {
+        0 => Ok(()),
+        bytes => Err(io::Error::new(io::ErrorKind::NotFound, advice::swap_is_gone(swap, bytes))),
+    }
 }
 
 /// Opens the swap file, with compressed memory in front of it. Compressed memory that an earlier

@@ -220,6 +220,9 @@ fn warnings(knowing: &Knowing<'_>) -> Vec<String> {
     let by_tier = record.tiers.as_ref().is_some_and(|tiers| tiers.file.is_some());
     let swaps = record.evicts.then(|| swap_room::in_memory(&record.swap, by_tier));
     all.extend(swaps.flatten());
+    if cx.pager.residency().is_store_removed() {
+        all.push(advice::swap_is_removed(&record.swap));
+    }
     all.extend(in_flight::warning(cx));
     if !cx.qmp.is_connected() {
         all.push(
