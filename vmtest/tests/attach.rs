@@ -120,8 +120,10 @@ fn a_managed_vm_cannot_be_attached() {
     vm.attach();
     let why = vm.try_attach().refused();
     assert!(why.contains("managed already"), "{why}");
-    let other = Host::new();
     let line = format!("attach --name x --pid {}", vm.pid());
+    let why = host.ebb(&line).refused();
+    assert!(why.contains(&format!("managed already, as the VM {}", vm.name())), "{why}");
+    let other = Host::new();
     let why = other.ebb(&line).refused();
     assert!(why.contains("userfaultfd"), "{why}");
     assert!(other.list().is_empty());

@@ -13,8 +13,9 @@ use crate::interval::Interval;
 
 /// Elastic memory for VMs: unused memory goes to the host, and comes back on touch
 ///
-/// Sizes are written as 4096, 64K, 512M, 2G or 1.5GiB. All commands but `doctor`, `completions`
-/// and `help` ask the daemon `ebbd`, and start it if it does not run.
+/// Sizes are written as 4096, 64K, 512M, 2G or 1.5GiB. All commands but `doctor`, `completions`,
+/// `man` and `help` ask the daemon `ebbd`, and start it if it does not run. A command about a VM
+/// makes no run directory.
 #[derive(Parser)]
 #[command(name = "ebb", version, max_term_width = 100)]
 pub struct Args {
@@ -158,9 +159,8 @@ pub enum Command {
         shell: Shell,
     },
     /// Write the man pages into a directory
-    #[command(hide = true)]
     Man {
-        /// The directory; it must exist
+        /// The directory; made if there is none
         dir: PathBuf,
     },
 }
@@ -292,6 +292,34 @@ pub struct Auto {
     pub keep: Option<Bytes>,
     #[command(flatten)]
     pub output: Output,
+}
+
+/// What a command may begin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Begins {
+    /// A daemon if there is none, and a VM with its settings.
+    Vms,
+    /// A daemon if there is none; or it needs none.
+    Daemon,
+    /// A daemon for the VMs of a run directory that exists.
+    Nothing,
+}
+
+impl Command {
+    /// What the command may begin.
+    pub fn begins(&self) -> Begins {
+        match self {
+            Command::Run(_) | Command::Attach(_) => Begins::Vms,
+            Command::Pool { size: Some(_), .. }
+            | Command::Calibrate { .. }
+            | Command::Doctor { .. }
+            | Command::Completions { .. }
+            | Command::Man { .. }
+            // It shows an empty list instead.
+            | Command::List { .. } => Begins::Daemon,
+            _ => Begins::Nothing,
+        }
+    }
 }
 
 /// A size, or `off` for none.

@@ -19,7 +19,7 @@ use ebb_api::{
 };
 use ebb_units::Bytes;
 
-use crate::args::{Args, Attach, Auto, Command, Run, SizeOrOff, Switch, Vm};
+use crate::args::{Args, Attach, Auto, Begins, Command, Run, SizeOrOff, Switch, Vm};
 use crate::below::Below;
 use crate::progress::{self, Progress};
 use crate::{Outcome, client, daemon, doctor, heat, interrupt, manual, show};
@@ -29,7 +29,7 @@ const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
 /// Does what the command line says, and returns the text to print.
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
-    let host = Host { run_dir: args.run_dir };
+    let host = Host { run_dir: args.run_dir, begins: args.command.begins() };
     let text = match args.command {
         Command::Run(run) => host.run(run)?,
         Command::Attach(attach) => host.attach(attach)?,
@@ -66,6 +66,8 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
 
 struct Host {
     run_dir: PathBuf,
+    /// What the command may begin there.
+    begins: Begins,
 }
 
 impl Host {
@@ -89,8 +91,31 @@ impl Host {
         path: &str,
         body: Vec<u8>,
     ) -> anyhow::Result<A> {
-        let (stream, log) = (daemon::connect(&self.run_dir)?, daemon::log(&self.run_dir));
-        client::call((stream, log.as_deref()), method, path, body)
+        if self.begins == Begins::Nothing {
+            self.check_used()?;
+        }
+        let stream = daemon::connect(&self.run_dir)?;
+        if self.begins == Begins::Vms
+            && let Some(why) = daemon::other_settings(&stream)
+        {
+            eprintln!("ebb: warning: {why}");
+        }
+        client::call((stream, daemon::log(&self.run_dir).as_deref()), method, path, body)
+    }
+
+    /// Checks that somebody has used this run directory: a command that only looks makes none.
+    ///
+    /// # Errors
+    /// Nobody has.
+    fn check_used(&self) -> anyhow::Result<()> {
+        match self.run_dir.try_exists() {
+            Ok(false) => bail!(
+                "no VM is managed in {0}: there is no {0} (EBB_RUN_DIR, or --run-dir)",
+                self.run_dir.display()
+            ),
+            // What cannot be looked at is named when it is used.
+            _ => Ok(()),
+        }
     }
 
     fn run(&self, run: Run) -> anyhow::Result<String> {
@@ -132,7 +157,13 @@ impl Host {
     }
 
     fn list(&self, json: bool) -> anyhow::Result<String> {
-        let vms: Vec<VmSummary> = self.ask(Method::GET, route::VMS)?;
+        let vms: Vec<VmSummary> = match self.check_used() {
+            Ok(()) => self.ask(Method::GET, route::VMS)?,
+            Err(why) => {
+                eprintln!("ebb: {why}");
+                Vec::new()
+            }
+        };
         render(&vms, json, |vms| show::list(vms))
     }
 

@@ -1,6 +1,7 @@
 //! Finds the daemon, and starts it if it does not run.
 
 use std::env;
+use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 
-use ebb_api::route;
+use ebb_api::{advice, route};
 use ebb_sys::private_dir::{self, PrivateDirError};
 
 /// Longest start of a daemon: it listens once it has read its records.
@@ -39,6 +40,37 @@ pub fn connect(run_dir: &Path) -> anyhow::Result<UnixStream> {
 pub fn pid(run_dir: &Path) -> Option<i32> {
     let stream = listening(run_dir).ok()??;
     Some(rustix::net::sockopt::socket_peercred(&stream).ok()?.pid.as_raw_pid())
+}
+
+/// The settings of this command that a running daemon was not started with: what is wrong, and what
+/// to do.
+pub fn other_settings(stream: &UnixStream) -> Option<String> {
+    let pid = rustix::net::sockopt::socket_peercred(stream).ok()?.pid.as_raw_pid();
+    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let other: Vec<String> = env::vars_os()
+        .filter(|(name, _)| is_setting(name))
+        .filter(|(name, value)| setting(&environment, name) != Some(value.as_encoded_bytes()))
+        .map(|(name, value)| format!("{}={}", name.display(), value.display()))
+        .collect();
+    let end = advice::end(pid);
+    (!other.is_empty()).then(|| {
+        format!(
+            "{}: ebbd runs already without it: {end}, and the next command starts one with it",
+            other.join(" ")
+        )
+    })
+}
+
+/// Whether a variable of the environment is a setting that the daemon takes over.
+fn is_setting(name: &OsStr) -> bool {
+    let own = ["EBB_RUN_DIR", "EBB_LOG_DIR"];
+    name.as_encoded_bytes().starts_with(b"EBB_") && own.iter().all(|own| name != *own)
+}
+
+/// The value of a variable in an environment as /proc shows it: `NAME=VALUE`, each ended by a NUL.
+fn setting<'e>(environment: &'e [u8], name: &OsStr) -> Option<&'e [u8]> {
+    let value = |line: &'e [u8]| line.strip_prefix(name.as_encoded_bytes())?.strip_prefix(b"=");
+    environment.split(|&byte| byte == 0).find_map(value)
 }
 
 /// Returns a connection to a daemon that answers. A killed daemon still accepts connections while
@@ -192,5 +224,31 @@ fn last_line(log: &Path, old_bytes: u64) -> Option<String> {
     let mut tail = Vec::new();
     file.take(LOG_TAIL_BYTES).read_to_end(&mut tail).ok()?;
     let text = String::from_utf8_lossy(&tail);
-    text.lines().rev().find(|line| !line.trim().is_empty()).map(str::to_owned)
+    // Of a wrong option, the first of several lines says what is wrong.
+    let says = |line: &&str| {
+        let hints = ["Usage:", "For more information", "[possible values"];
+        !line.trim().is_empty() && hints.iter().all(|hint| !line.trim().starts_with(hint))
+    };
+    let line = text.lines().rev().find(says)?;
+    Some(line.trim_start_matches("ebbd: ").trim_start_matches("error: ").to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_setting_is_a_whole_line_of_the_environment() {
+        let environment = b"EBB_SWAP_DIR=/swap\0EBB_QEMU=\0X_EBB_LOG=1\0";
+        let value = |name: &str| setting(environment, name.as_ref());
+        assert_eq!(value("EBB_SWAP_DIR"), Some(&b"/swap"[..]));
+        assert_eq!(value("EBB_QEMU"), Some(&b""[..]));
+        assert_eq!((value("EBB_SWAP"), value("EBB_LOG")), (None, None));
+    }
+
+    #[test]
+    fn the_places_of_a_daemon_are_no_settings() {
+        let is = |name: &str| is_setting(name.as_ref());
+        assert!(is("EBB_SWAP_DIR") && !is("EBB_RUN_DIR") && !is("EBB_LOG_DIR") && !is("PATH"));
+    }
 }

@@ -1,5 +1,6 @@
 //! Man pages and completions, both derived from the command line's definition.
 
+use std::fs;
 use std::path::Path;
 
 use anyhow::Context;
@@ -17,7 +18,8 @@ pub fn completions(shell: Shell) -> anyhow::Result<String> {
 
 /// Writes `ebb.1` and one page per command into `dir`.
 pub fn write_pages(dir: &Path) -> anyhow::Result<String> {
-    clap_mangen::generate_to(Args::command(), dir)
+    fs::create_dir_all(dir)
+        .and_then(|()| clap_mangen::generate_to(Args::command(), dir))
         .with_context(|| format!("cannot write man pages to {}", dir.display()))?;
     Ok(String::new())
 }

@@ -112,9 +112,20 @@ fn user(text: &str) -> Result<String, String> {
 pub fn main() {
     let result = privileges::close_up().map_err(Into::into).and_then(|()| run());
     if let Err(error) = result {
-        eprintln!("ebbd: {error:#}");
+        eprintln!("ebbd: {}", chain(&error));
         std::process::exit(if error.is::<Owned>() { route::EXIT_OWNED } else { 1 });
     }
+}
+
+/// An error and its causes in one line. Some errors already say their cause.
+fn chain(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |mut line, cause| {
+        if !line.contains(&cause) {
+            line += if line.is_empty() { "" } else { ": " };
+            line += &cause;
+        }
+        line
+    })
 }
 
 fn run() -> anyhow::Result<()> {

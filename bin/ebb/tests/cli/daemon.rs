@@ -13,7 +13,7 @@ use crate::harness::{self, Answer, Dir, Ran, ebb};
 #[test]
 fn without_a_daemon_to_start_it_says_what_to_install() {
     let dir = Dir::new();
-    let ran = dir.own_ebb("list").env("PATH", dir.path()).run();
+    let ran = dir.own_ebb("pool 1G").env("PATH", dir.path()).run();
     assert_eq!(ran.code, Some(1));
     assert!(ran.is_one_line_with("no ebbd beside ebb or in PATH"), "{}", ran.stderr);
 }
@@ -42,12 +42,52 @@ fn a_daemon_that_ends_at_once_is_quoted() {
 fn the_daemon_is_started_with_its_run_directory_made_private() {
     let dir = Dir::new();
     dir.script("ebbd", r#"echo "$@"; exit 1"#);
-    let ran = dir.own_ebb("list").run();
+    let ran = dir.own_ebb("pool 1G").run();
     let expected = format!("--background --run-dir {}", dir.run_dir().display());
     assert!(ran.is_one_line_with(&expected), "{}", ran.stderr);
     let mode = |path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(dir.run_dir()), 0o700);
     assert_eq!(mode(dir.run_dir().join("ebbd.log")), 0o600);
+}
+
+#[test]
+fn what_only_looks_makes_no_run_directory() {
+    let dir = Dir::new();
+    dir.script("ebbd", "exit 1");
+    let ran = dir.own_ebb("list").run();
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), "no VM is managed\n"));
+    assert!(ran.stderr.contains("EBB_RUN_DIR"), "{}", ran.stderr);
+    for line in ["status web", "pool", "detach web", "limit web 1G"] {
+        let ran = dir.own_ebb(line).run();
+        assert_eq!(ran.code, Some(1), "{line}");
+        assert!(ran.is_one_line_with("no VM is managed in"), "{line}: {}", ran.stderr);
+    }
+    assert!(!dir.run_dir().exists());
+}
+
+#[test]
+fn a_setting_that_the_daemon_lacks_is_named() {
+    let dir = Dir::new();
+    let _daemon = dir.daemon(Answer::json(200, &crate::a_status()));
+    let command = harness::command(dir.path(), "attach --name web --pid 4242");
+    let ran = command.env("EBB_SWAP_DIR", "/disk".as_ref()).run();
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let expected =
+        "ebb: warning: EBB_SWAP_DIR=/disk: ebbd runs already without it: end ebbd (`kill";
+    assert!(ran.stderr.starts_with(expected), "{}", ran.stderr);
+    // This process is the daemon, so it has what is in the environment of both.
+    assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
+}
+
+#[test]
+fn a_wrong_setting_is_quoted_from_the_daemons_first_line() {
+    let dir = Dir::new();
+    let said =
+        "error: invalid value 'x' for '--swap-max <SIZE>'\n\nFor more information, try --help";
+    dir.script("ebbd", &format!("printf \"{said}\" >&2; exit 2"));
+    let ran = dir.own_ebb("pool 1G").run();
+    let expected = "ebb: ebbd does not run: invalid value 'x' for '--swap-max <SIZE>': it ended";
+    assert!(ran.stderr.starts_with(expected), "{}", ran.stderr);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::ensure;
 use clap::Parser;
 use ebb_api::{DiskRequest, DmaMode};
-use ebb_block::{AllResident, Backend, Nobody, Options};
+use ebb_block::{AllResident, Backend, Counts, Nobody, Options};
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -53,7 +53,8 @@ pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
         Backend::start(&arguments.socket, image, Arc::new(AllResident), Arc::new(Nobody), options)?;
     tracing::info!("serving {} at {}", path.display(), arguments.socket.display());
     let signal = wait_end()?;
-    tracing::info!("{signal:?}: {:?}", disk.counts());
+    let Counts { reads, writes, flushes, .. } = disk.counts();
+    tracing::info!("ended by {signal:?} after {reads} reads, {writes} writes, {flushes} flushes");
     disk.stop();
     Ok(())
 }

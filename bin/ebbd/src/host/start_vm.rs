@@ -24,7 +24,13 @@ pub async fn start(daemon: &Arc<Daemon>, name: VmName, work: Work) -> Answer<()>
 }
 
 async fn begin(daemon: &Daemon, name: VmName, work: Work) -> Answer<()> {
-    let again = matches!(work, Work::Attach(_));
+    let again = match &work {
+        Work::Attach(request) => {
+            check_unmanaged(daemon, request.pid)?;
+            true
+        }
+        _ => false,
+    };
     let (of, asked) = (daemon.clone(), name.clone());
     let reserved = apart(move || of.reserve(&asked, again)).await;
     let mut reserved = reserved.map_err(failed("the daemon"))??;
@@ -48,6 +54,20 @@ async fn begin(daemon: &Daemon, name: VmName, work: Work) -> Answer<()> {
             end(daemon, name, reserved).await;
             Err(failed("the VM's process")(error))
         }
+    }
+}
+
+/// Checks that no VM of this daemon is the process.
+///
+/// # Errors
+/// One is.
+fn check_unmanaged(daemon: &Daemon, pid: i32) -> Answer<()> {
+    let named = daemon.listings().into_iter().find(|(_, listing)| listing.summary().pid == pid);
+    match named {
+        Some((name, _)) => {
+            Err(ApiError::Taken(format!("process {pid} is managed already, as the VM {name}")))
+        }
+        None => Ok(()),
     }
 }
 

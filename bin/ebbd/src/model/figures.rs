@@ -23,7 +23,10 @@ const SLOW: Duration = Duration::from_secs(5);
 
 /// Why the figures are this old; none: they are recent.
 pub fn slow(age: Duration) -> Option<String> {
-    let since = || format!("for {} s it has been busy, or QEMU has not answered", age.as_secs());
+    let since = || {
+        let seconds = age.as_secs();
+        format!("for {seconds} s its process has been busy or stopped, or QEMU has not answered")
+    };
     (age >= SLOW).then(since)
 }
 

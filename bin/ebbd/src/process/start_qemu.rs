@@ -108,10 +108,13 @@ pub fn start(
     };
     let (mut messages, to_messages) = io::pipe().map_err(failed("a pipe"))?;
     let child = launch.start(plan.child(), to_messages).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => not_allowed(format!(
-            "there is no {}: install it with apt-get install qemu-system-x86",
-            qemu().display()
-        )),
+        io::ErrorKind::NotFound => {
+            let advice = match std::env::var_os("EBB_QEMU") {
+                Some(_) => "EBB_QEMU names it to ebbd: name one that is there",
+                None => "install it with apt-get install qemu-system-x86",
+            };
+            not_allowed(format!("there is no {}: {advice}", qemu().display()))
+        }
         io::ErrorKind::PermissionDenied => {
             let advice = plan.advice(&error.to_string(), None);
             not_allowed(format!("{} does not start: {error}{advice}", qemu().display()))
