@@ -127,7 +127,7 @@ fn in_huge_pages(vm: &Vm) -> (u64, u64) {
 /// Memory in huge pages stays in them where all of it is used, and is evicted frame by frame where
 /// it is not.
 #[test]
-fn huge_frames_are_broken_up_where_the_limit_asks_for_it() {
+fn huge_pages_are_broken_up_where_the_limit_asks_for_it() {
     let setting = HostSetting::shared_huge_pages();
     require!(setting.as_ref());
     let host = Host::new();
@@ -161,7 +161,7 @@ fn huge_frames_are_broken_up_where_the_limit_asks_for_it() {
 /// Ebb's disks also have the guest's memory mapped, and the kernel splits nothing that two
 /// processes map.
 #[test]
-fn huge_frames_that_a_disk_of_ebb_uses_are_broken_up() {
+fn huge_pages_that_a_disk_of_ebb_uses_are_broken_up() {
     let setting = HostSetting::shared_huge_pages();
     require!(setting.as_ref());
     let host = Host::new();

@@ -13,7 +13,7 @@ use super::{cargo, guest_kernel};
 /// The tests of vmtest for what may go wrong once in thousands of times. All of kvmtest and the
 /// allocator's thread tests run besides. The longest tests come first, so that all lanes end at
 /// about the same time.
-const VM_TESTS: [&str; 20] = [
+const VM_TESTS: [&str; 21] = [
     "in_flight",
     "hyperalloc",
     "reclaim",
@@ -22,6 +22,7 @@ const VM_TESTS: [&str; 20] = [
     "dma",
     "evict",
     "limit",
+    "nodes",
     "death",
     "processes",
     "disk",

@@ -247,7 +247,8 @@ mod tests {
         ) {
             let hashes = new(room);
             let mut disk: HashMap<u64, u64> = HashMap::new();
-            for step in steps {
+            let last = steps.len() - 1;
+            for (number, step) in steps.into_iter().enumerate() {
                 match step {
                     Step::Insert(block, seed) => {
                         hashes.insert(block, &content(seed));
@@ -258,6 +259,10 @@ mod tests {
                         hashes.forget(blocks.clone());
                         disk.retain(|block, _| !blocks.contains(block));
                     }
+                }
+                // Each look hashes 50 blocks.
+                if number % 16 != 0 && number != last {
+                    continue;
                 }
                 for seed in 0..50 {
                     if let Some(block) = hashes.find_content(&content(seed)) {
