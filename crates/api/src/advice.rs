@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use crate::VmName;
+
 /// What small pages cost. Measured for 2 MiB on Linux 6.18: a punch took 602 us in small pages and
 /// 9 us in a huge one, giving the memory back 1614 us and 93 us.
 pub const SMALL_PAGES_COST: &str = "guest RAM is in pages of 4 KiB: reclaim and return take 15 \
@@ -57,21 +59,25 @@ pub fn swap_in_memory(place: &Path, named: bool) -> (String, String) {
     (why, advice.into())
 }
 
-/// Of a swap file that was removed or replaced while its VM's process has it open.
-pub fn swap_is_removed(swap: &Path) -> String {
+/// Of a swap file that is not where the VM's process has opened it. `detach`: the VM can be
+/// detached, which brings its content back to memory.
+pub fn swap_is_removed(swap: &Path, vm: &VmName, detach: bool) -> String {
+    let what = match detach {
+        true => format!("put it back, or bring it back to memory now (`ebb detach {vm}`)"),
+        false => "put it back, or power the VM off in its guest".into(),
+    };
     format!(
-        "its swap file {} was removed: what is in it is lost if the VM's process ends. Bring it back \
-         to memory now (`ebb detach NAME`); `ebb attach` then makes a new file",
+        "its swap file {} was removed, renamed or replaced: what is in it is lost if the VM's \
+         process ends; {what}",
         swap.display()
     )
 }
 
 /// Of a swap file that is not there when the VM's next process needs these bytes of it.
-pub fn swap_is_gone(swap: &Path, bytes: u64) -> String {
+pub fn swap_is_gone(why: &str, bytes: u64, pid: i32) -> String {
     format!(
-        "its swap file {} is gone, with {} MiB of the guest's memory: put it back, and Ebb goes on \
-         by itself; without it, restart the guest",
-        swap.display(),
+        "{why}, and {} MiB of the guest's memory are in its swap file: put it back, and Ebb goes \
+         on by itself; without it, end QEMU (`kill {pid}`) and start the VM anew",
         bytes.div_ceil(1 << 20)
     )
 }

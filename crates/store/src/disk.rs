@@ -1,6 +1,6 @@
 //! The file or block device under a swap file.
 
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock, fstatvfs};
 use rustix::io::Errno;
 
-use crate::{Medium, Space, StoreError, signature};
+use crate::{Identity, Medium, Space, StoreError, signature};
 
 /// Bytes that are never written at a device's start and end, where formats have their magic
 /// bytes. So nothing that a guest wrote is ever taken for a format.
@@ -33,10 +33,30 @@ impl Disk {
     /// As open(2) and ftruncate(2). [`StoreError::Unusable`]: another process uses it, or the
     /// device contains something, or is too small.
     pub fn open(path: &Path, bytes: u64) -> Result<Disk, StoreError> {
+        let disk = Disk::open_any(path, bytes, true)?;
+        disk.make_room(bytes)?;
+        Ok(disk)
+    }
+
+    /// Opens a block device or a file that has content. It makes none and changes none:
+    /// [`Disk::make_room`] is for later.
+    ///
+    /// # Errors
+    /// Those of [`Disk::open`]. [`StoreError::Gone`]: it is not there.
+    pub(crate) fn open_again(path: &Path, bytes: u64) -> Result<Disk, StoreError> {
+        Disk::open_any(path, bytes, false).map_err(|error| match error {
+            StoreError::Medium(error) if error.kind() == io::ErrorKind::NotFound => {
+                StoreError::Gone(format!("there is no {}", path.display()))
+            }
+            error => error,
+        })
+    }
+
+    fn open_any(path: &Path, bytes: u64, make: bool) -> Result<Disk, StoreError> {
         let device = path.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
         let opened = match device {
             true => Disk::open_device(path, bytes),
-            false => Disk::open_file(path, bytes),
+            false => Disk::open_file(path, make),
         };
         opened.map_err(|error| match error {
             StoreError::Medium(error) => {
@@ -47,18 +67,34 @@ impl Disk {
         })
     }
 
-    fn open_file(path: &Path, bytes: u64) -> Result<Disk, StoreError> {
+    fn open_file(path: &Path, make: bool) -> Result<Disk, StoreError> {
         let mut options = File::options();
         // Its content is the guest's: only root may read it.
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        options.read(true).write(true).create(make).truncate(false).mode(0o600);
         let (file, direct) = open_direct(&mut options, path)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
             Errno::WOULDBLOCK => unusable(path, "in use by another Ebb"),
             error => error.into(),
         })?;
-        file.set_permissions(Permissions::from_mode(0o600))?;
-        file.set_len(bytes)?;
         Ok(Disk { file, path: path.into(), direct, first_byte: 0 })
+    }
+
+    /// Makes a file private and as large as it must be. A device stays as it is.
+    ///
+    /// # Errors
+    /// As fchmod(2) and ftruncate(2).
+    pub(crate) fn make_room(&self, bytes: u64) -> Result<(), StoreError> {
+        let made = match self.file.metadata()?.is_file() {
+            true => self
+                .file
+                .set_permissions(Permissions::from_mode(0o600))
+                .and_then(|()| self.file.set_len(bytes)),
+            false => Ok(()),
+        };
+        made.map_err(|error| {
+            let why = format!("{}: {error}", self.path.display());
+            StoreError::Medium(io::Error::new(error.kind(), why))
+        })
     }
 
     fn open_device(path: &Path, bytes: u64) -> Result<Disk, StoreError> {
@@ -85,6 +121,13 @@ impl Disk {
             return Err(unusable(path, &why));
         }
         Ok(Disk { first_byte: MARGIN_BYTES, ..whole })
+    }
+}
+
+fn identity(found: &Metadata) -> Identity {
+    match found.file_type().is_block_device() {
+        true => [found.rdev(), 0],
+        false => [found.dev(), found.ino()],
     }
 }
 
@@ -133,11 +176,17 @@ impl Medium for Disk {
         }))
     }
 
+    fn identity(&self) -> io::Result<Option<Identity>> {
+        self.file.metadata().map(|found| Some(identity(&found)))
+    }
+
     fn is_removed(&self) -> bool {
         let Ok(own) = self.file.metadata() else { return false };
         match self.path.metadata() {
-            Ok(found) => (found.dev(), found.ino()) != (own.dev(), own.ino()),
-            Err(error) => error.kind() == io::ErrorKind::NotFound,
+            Ok(found) => identity(&found) != identity(&own),
+            Err(error) => {
+                matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+            }
         }
     }
 

@@ -28,6 +28,9 @@ pub enum StoreError {
     /// The file or device cannot be used at all.
     #[error("{0}")]
     Unusable(String),
+    /// What is at the file's place is not the file, or nothing is there: what was saved is missing.
+    #[error("{0}")]
+    Gone(String),
     /// The run directory has no room for the seals.
     #[error("the run directory: {0}")]
     RunDirectory(#[source] io::Error),
@@ -57,6 +60,7 @@ impl From<StoreError> for io::Error {
             StoreError::Full | StoreError::NoRoom(_) => io::ErrorKind::StorageFull,
             StoreError::Damaged { .. } => io::ErrorKind::InvalidData,
             StoreError::NotInUse { .. } => io::ErrorKind::InvalidInput,
+            StoreError::Gone(_) => io::ErrorKind::NotFound,
             StoreError::Unusable(_) => io::ErrorKind::Other,
         };
         io::Error::new(kind, error)

@@ -29,7 +29,7 @@ pub use clusters::CLUSTER_SLOTS;
 pub use compressed::Compressed;
 pub use disk::Disk;
 pub use error::StoreError;
-pub use medium::Medium;
+pub use medium::{Identity, Medium};
 pub use page_buffer::PageBuffer;
 pub use room::{NoRoom, Quota, SharedRoom, Space};
 pub use sealer::Protection;

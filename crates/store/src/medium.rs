@@ -7,6 +7,9 @@ use ebb_units::FRAME_BYTES;
 use crate::page_buffer::is_aligned;
 use crate::{Page, Space, StoreError};
 
+/// A file: the numbers of its file system and its inode. A device: its own number, and 0.
+pub type Identity = [u64; 2];
+
 /// A file or device as a swap file needs it. It is a trait so that tests can fail, shorten and
 /// tear writes.
 pub trait Medium: Send + Sync {
@@ -34,6 +37,14 @@ pub trait Medium: Send + Sync {
     /// # Errors
     /// As fstat(2) and fstatfs(2).
     fn space(&self) -> io::Result<Option<Space>> {
+        Ok(None)
+    }
+
+    /// What it is, whatever its name; `None`: nothing that could be found again.
+    ///
+    /// # Errors
+    /// As fstat(2).
+    fn identity(&self) -> io::Result<Option<Identity>> {
         Ok(None)
     }
 

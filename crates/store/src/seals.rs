@@ -11,7 +11,7 @@ use ebb_sys::mapping::Mapping;
 
 use crate::number_set::NumberSet;
 use crate::sealer::{Protection, SlotGeneration, Tag};
-use crate::{CLUSTER_SLOTS, StoreError};
+use crate::{CLUSTER_SLOTS, Identity, StoreError};
 
 /// The name of the file.
 pub(crate) const FILE: &str = "swap.seals";
@@ -19,6 +19,8 @@ pub(crate) const FILE: &str = "swap.seals";
 const MAGIC: u64 = u64::from_le_bytes(*b"EBBSEALS");
 const VERSION: u64 = 1;
 const HEADER_BYTES: u64 = 4096;
+/// Where the header says which file or device the pages are in.
+const IDENTITY_BYTE: u64 = 32;
 const ROW_WORDS: usize = 4;
 const ROW_BYTES: u64 = ROW_WORDS as u64 * 8;
 /// Bytes of a cluster's rows: whole pages, so that they can be allocated and mapped by themselves.
@@ -133,6 +135,18 @@ impl Seals {
         let tag = [low.load(Acquire), high.load(Acquire)];
         let generation = generation.load(Acquire);
         (generation != 0).then_some((SlotGeneration { slot, generation }, tag))
+    }
+
+    /// Returns what the swap file was when it was last noted; zeros: it never was.
+    pub(crate) fn identity(&self) -> Identity {
+        let words = self.mapping.words(IDENTITY_BYTE, 2).unwrap_or_default();
+        [0, 1].map(|index| words.get(index).map_or(0, |word| word.load(Acquire)))
+    }
+
+    /// Notes what the swap file is.
+    pub(crate) fn note_identity(&self, identity: Identity) {
+        let words = self.mapping.words(IDENTITY_BYTE, 2).unwrap_or_default();
+        words.iter().zip(identity).for_each(|(word, number)| word.store(number, Release));
     }
 
     fn row(&self, slot: u64) -> Option<&[AtomicU64; ROW_WORDS]> {

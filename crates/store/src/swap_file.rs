@@ -1,5 +1,6 @@
 //! Pages in slots on a disk, each sealed: `docs/swap-store.md`.
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,7 +48,39 @@ impl SwapFile {
         protection: Protection,
     ) -> Result<SwapFile, StoreError> {
         let disk = Disk::open(path, slot_count.saturating_mul(FRAME_BYTES))?;
-        SwapFile::over(disk, run, slot_count, protection)
+        let swap = SwapFile::over(disk, run, slot_count, protection)?;
+        swap.note_identity()?;
+        Ok(swap)
+    }
+
+    /// Opens a swap file that has pages in these slots, some of all. It makes no file, and takes no
+    /// other file for it: it must be the one that was opened last, or have one of these pages, as a
+    /// copy of it does.
+    ///
+    /// # Errors
+    /// Those of [`SwapFile::open`]. [`StoreError::Gone`]: it is not there. Nothing is changed then.
+    pub fn open_again(
+        path: &Path,
+        run: &Path,
+        slot_count: u64,
+        protection: Protection,
+        held: &[u64],
+    ) -> Result<SwapFile, StoreError> {
+        let bytes = slot_count.saturating_mul(FRAME_BYTES);
+        let disk = Disk::open_again(path, bytes)?;
+        let swap = SwapFile::over(disk, run, slot_count, protection)?;
+        if swap.medium.identity()? != Some(swap.seals.identity()) && !swap.may_have(held)? {
+            let why = format!("{} is another file, or a new one", path.display());
+            return Err(StoreError::Gone(why));
+        }
+        swap.medium.make_room(bytes)?;
+        swap.note_identity()?;
+        Ok(swap)
+    }
+
+    fn note_identity(&self) -> Result<(), StoreError> {
+        self.seals.note_identity(self.medium.identity()?.unwrap_or_default());
+        Ok(())
     }
 }
 
@@ -179,6 +212,24 @@ impl<M: Medium> SwapFile<M> {
     /// Returns the seal of a slot that is in use.
     fn seal_of(&self, slot: u64) -> Option<(SlotGeneration, Tag)> {
         self.clusters.is_taken(slot).then(|| self.seals.get(slot))?
+    }
+
+    /// Whether one of these slots has its page, or cannot be read now.
+    fn may_have(&self, slots: &[u64]) -> Result<bool, StoreError> {
+        let (mut sealed, mut page) = (Pages::<1>::zeroed(), [0; FRAME_BYTES as usize]);
+        for &slot in slots {
+            self.seals.prepare(slot)?;
+            let Some((place, tag)) = self.seals.get(slot) else { continue };
+            let (_, error) = medium::read(&self.medium, slot * FRAME_BYTES, &mut sealed.0);
+            let has = match error {
+                Some(error) => error.kind() != io::ErrorKind::UnexpectedEof,
+                None => self.sealer.open(place, tag, &sealed.0[0], &mut page),
+            };
+            if has {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Opens in place what was read for the slots from `first` on.

@@ -284,6 +284,52 @@ fn a_file_that_is_not_where_it_was_opened_is_removed() {
     assert!(front.is_removed());
 }
 
+/// Of a file that has pages, nothing but the file or a copy is opened again, and nothing is made.
+#[test]
+fn only_the_file_itself_or_a_copy_is_opened_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, kept) = (dir.path().join("swap"), dir.path().join("kept"));
+    let store = swap(dir.path(), 300);
+    let slots: Vec<u64> = (0..20).map(|seed| store.save(&noise(seed)).unwrap()).collect();
+    drop(store);
+    let again =
+        |slots: &[u64]| SwapFile::open_again(&path, dir.path(), 300, Protection::Encrypted, slots);
+    let gone = |slots: &[u64]| match again(slots) {
+        Err(StoreError::Gone(why)) => why,
+        other => panic!("{:?}", other.err()),
+    };
+    let has_pages = |slots: &[u64]| {
+        let store = again(slots).unwrap();
+        for (seed, slot) in slots.iter().enumerate() {
+            let mut page = [0; 4096];
+            store.claim(*slot).unwrap();
+            store.load(*slot, &mut page).unwrap();
+            assert_eq!(page, noise(seed as u64));
+        }
+    };
+    has_pages(&slots);
+    std::fs::rename(&path, &kept).unwrap();
+    assert!(gone(&slots).contains("there is no"));
+    assert!(!path.exists());
+    for other in [vec![], vec![7; 300 * 4096], vec![7; 100]] {
+        std::fs::write(&path, &other).unwrap();
+        assert!(gone(&slots).contains("is another file"));
+        assert_eq!(std::fs::read(&path).unwrap(), other);
+        std::fs::remove_file(&path).unwrap();
+    }
+    std::fs::copy(&kept, &path).unwrap();
+    has_pages(&slots);
+    // A part of its pages is damaged: the rest is worth having.
+    std::fs::remove_file(&path).unwrap();
+    std::fs::copy(&kept, &path).unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0; 4096], slots[0] * 4096).unwrap();
+    assert!(again(&slots[..2]).is_ok());
+    std::fs::remove_file(&path).unwrap();
+    std::fs::rename(&kept, &path).unwrap();
+    has_pages(&slots);
+}
+
 #[test]
 fn nothing_can_be_read_without_the_key() {
     let dir = tempfile::tempdir().unwrap();

@@ -35,10 +35,11 @@ pub fn recover_all(daemon: &Daemon) -> io::Result<()> {
         let directory = entry?.path();
         let named = directory.file_name().and_then(|name| name.to_str()?.parse().ok());
         let Some(name) = named else { continue };
-        let (name, mut is_stale): (VmName, bool) = (name, false);
+        let (name, mut stale): (VmName, Option<PathBuf>) = (name, None);
         let listing = match Record::load(&directory) {
             Ok(Some(record)) => {
-                is_stale = record.settings != daemon.site().settings;
+                let is_stale = record.settings != daemon.site().settings;
+                stale = is_stale.then(|| record.swap.clone());
                 Some(Arc::new(Listing::new(&record, Stage::Recovering)))
             }
             Ok(None) => match running(&name, &directory) {
@@ -60,15 +61,24 @@ pub fn recover_all(daemon: &Daemon) -> io::Result<()> {
         names.insert(name.clone());
         daemon.vms().insert(name.clone(), listing);
         let supervisor = Supervisor::of(daemon, name.clone());
-        match running(&name, &directory) {
-            Some(process) if is_stale => {
+        match (running(&name, &directory), stale) {
+            (Some(process), Some(swap)) if process.shares_swap(&swap) => {
                 tracing::info!(
                     "{name}: this daemon has other options: the VM's process restarts with them"
                 );
                 process.kill();
                 supervisor.begin_after(process);
             }
-            process => supervisor.begin(process),
+            (process, stale) => {
+                if let (Some(_), Some(swap)) = (&process, stale) {
+                    tracing::error!(
+                        "{name}: its process goes on with the old options: it alone has the swap \
+                         file {}, which was removed, renamed or replaced",
+                        swap.display()
+                    );
+                }
+                supervisor.begin(process);
+            }
         }
     }
     daemon.keep_slots(|name| names.iter().any(|known| known.as_str() == name));

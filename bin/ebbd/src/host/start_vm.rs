@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use ebb_api::VmName;
+use ebb_api::{State, VmName};
 
 use super::apart::{apart, apart_or_log};
+use super::listing::Listing;
 use super::registry::{Daemon, Reserved};
 use super::supervisor::Supervisor;
 use super::vm_process::VmProcess;
@@ -62,8 +63,12 @@ async fn begin(daemon: &Daemon, name: VmName, work: Work) -> Answer<()> {
 /// # Errors
 /// One is.
 fn check_unmanaged(daemon: &Daemon, pid: i32) -> Answer<()> {
-    let named = daemon.listings().into_iter().find(|(_, listing)| listing.summary().pid == pid);
-    match named {
+    let is_it = |listing: &Listing| {
+        let summary = listing.summary();
+        // The number of a VM that has just ended may be another process's by now.
+        summary.pid == pid && summary.state == State::Managed
+    };
+    match daemon.listings().into_iter().find(|(_, listing)| is_it(listing)) {
         Some((name, _)) => {
             Err(ApiError::Taken(format!("process {pid} is managed already, as the VM {name}")))
         }

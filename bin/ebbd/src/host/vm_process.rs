@@ -94,6 +94,15 @@ impl VmProcess {
         let _ = self.process.kill(Duration::ZERO);
     }
 
+    /// Whether the next process can open the swap file that this one has open, by its name.
+    pub fn shares_swap(&self, swap: &Path) -> bool {
+        let Ok(descriptors) = self.process.descriptors() else { return false };
+        let has = |wanted: &Path| descriptors.iter().any(|(_, link)| Path::new(link) == wanted);
+        // A process that has not begun to serve faults has evicted nothing yet.
+        let serves = has(Path::new("anon_inode:[userfaultfd]"));
+        !serves || swap.canonicalize().is_ok_and(|swap| has(&swap))
+    }
+
     /// Whether the process has ended.
     ///
     /// # Errors

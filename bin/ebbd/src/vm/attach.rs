@@ -164,7 +164,8 @@ fn make_pager(
     make_pager::shake_hands(&uffd)?;
     make_pager::prepare(&ram, record.backing);
     let ledger = make_pager::new_ledger(&ram, record, directory).map_err(failed("the VM"))?;
-    let made = make_pager::pager(ram, ledger, uffd, shared, record, directory);
+    let store = make_pager::store(&ram, None, record, directory).map_err(failed("the VM"))?;
+    let made = make_pager::pager(ram, (ledger, store), uffd, shared, record, directory);
     let (pager, restored) = made.map_err(failed("the VM"))?;
     unplugged::mind(&pager, process).map_err(failed("the VM"))?;
     Ok((pager, restored))

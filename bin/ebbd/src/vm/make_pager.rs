@@ -12,7 +12,7 @@ use ebb_pager::{Digests, Grain, Pager, PagerParts, Restored};
 use ebb_served::{SharedDisks, Source};
 use ebb_store::{Compressed, MEMORY_SLOTS, Protection, Store, StoreError, SwapFile};
 use ebb_sys::uffd::{Uffd, feature};
-use ebb_units::FRAME_BYTES;
+use ebb_units::{FRAME_BYTES, FrameRange};
 use ebb_vm::{Puncher, Ram};
 use rustix::rand::{GetRandomFlags, getrandom};
 
@@ -75,10 +75,10 @@ fn digests(ram: &Ram, record: &Record, directory: &Path) -> io::Result<Option<Di
 /// Makes the pager over a ledger.
 ///
 /// # Errors
-/// The store or the digests cannot be opened.
+/// The digests cannot be opened, or the store lacks what the ledger names.
 pub fn pager(
     ram: Ram,
-    ledger: Ledger,
+    (ledger, store): (Ledger, Box<dyn Store>),
     uffd: Uffd,
     shared: &Arc<SharedDisks>,
     record: &Record,
@@ -88,11 +88,6 @@ pub fn pager(
         Backing::Small => Grain::Frame,
         _ => Grain::Huge,
     };
-    if !ebb_store::is_in_memory(directory)? {
-        tracing::warn!("{}: not on tmpfs; the swap file's key is on a disk", directory.display());
-    }
-    let slots = ram.first_bytes() / FRAME_BYTES;
-    is_store_there(&record.swap, &ledger)?;
     let puncher = Puncher::new(ram);
     let devices = failpoint::devices(shared.devices(puncher.ram()), &record.name);
     let digests = digests(puncher.ram(), record, directory)?;
@@ -102,7 +97,7 @@ pub fn pager(
         uffd,
         grain,
         devices,
-        store: store(slots, record, directory)?,
+        store,
         disk: Box::new(Source(Arc::clone(shared))),
         digest_key: shared.digest_key(),
     })?;
@@ -110,32 +105,58 @@ pub fn pager(
     Ok((pager, restored))
 }
 
-/// Whether what the ledger says is in the swap file can be there. A new file in place of a lost one
-/// would have every slot damaged, and hide that the old one may still be put back.
+/// Slots to try until one shows that a swap file is the VM's own.
+const SLOTS_TO_TRY: usize = 16;
+
+/// Opens the store of a VM: its swap file, with compressed memory in front of it. Compressed memory
+/// that an earlier process had is opened even if none is wanted any more. `ledger`: what an earlier
+/// process left; nothing is made in the place of a swap file that it needs.
 ///
 /// # Errors
-/// `NotFound`: the file is gone, and pages are in it.
-fn is_store_there(swap: &Path, ledger: &Ledger) -> io::Result<()> {
-    if swap.try_exists()? {
-        return Ok(());
+/// The swap file or the run directory cannot be used. The VM is as it was then.
+pub fn store(
+    ram: &Ram,
+    ledger: Option<&Ledger>,
+    record: &Record,
+    directory: &Path,
+) -> io::Result<Box<dyn Store>> {
+    if !ebb_store::is_in_memory(directory)? {
+        tracing::warn!("{}: not on tmpfs; the swap file's key is on a disk", directory.display());
     }
-    let on_disk = ledger.runs().filter(|(_, content)| match content {
-        Content::Saved { slot } => *slot < MEMORY_SLOTS,
-        _ => false,
-    });
-    match on_disk.map(|(frames, _)| frames.count * FRAME_BYTES).sum::<u64>() {
-        0 => Ok(()),
-        bytes => Err(io::Error::new(io::ErrorKind::NotFound, advice::swap_is_gone(swap, bytes))),
-    }
+    let slots = record.tiers.as_ref().map_or(ram.first_bytes() / FRAME_BYTES, |tiers| tiers.slots);
+    let held = || ledger.into_iter().flat_map(on_disk);
+    let some: Vec<u64> = held().map(|(_, slot)| slot).take(SLOTS_TO_TRY).collect();
+    open_store(slots, &some, record, directory).map_err(|error| match error {
+        StoreError::Gone(why) => {
+            let bytes = held().map(|(frames, _)| frames.count * FRAME_BYTES).sum();
+            let advice = advice::swap_is_gone(&why, bytes, record.pid);
+            io::Error::new(io::ErrorKind::NotFound, advice)
+        }
+        error => error.into(),
+    })
 }
 
-/// Opens the swap file, with compressed memory in front of it. Compressed memory that an earlier
-/// daemon had is opened even if none is wanted any more.
-fn store(slots: u64, record: &Record, directory: &Path) -> Result<Box<dyn Store>, StoreError> {
-    let slots = record.tiers.as_ref().map_or(slots, |tiers| tiers.slots);
+/// Frames whose pages are in the swap file, and their first slots.
+fn on_disk(ledger: &Ledger) -> impl Iterator<Item = (FrameRange, u64)> {
+    ledger.runs().filter_map(|(frames, content)| match content {
+        Content::Saved { slot } if slot < MEMORY_SLOTS => Some((frames, slot)),
+        _ => None,
+    })
+}
+
+fn open_store(
+    slots: u64,
+    held: &[u64],
+    record: &Record,
+    directory: &Path,
+) -> Result<Box<dyn Store>, StoreError> {
+    let swap = &record.swap;
     let disk = || {
-        let disk = SwapFile::open(&record.swap, directory, slots, Protection::Encrypted)?;
-        Ok::<_, StoreError>(swap_room::among_others(disk, &record.swap))
+        let disk = match held.is_empty() {
+            true => SwapFile::open(swap, directory, slots, Protection::Encrypted),
+            false => SwapFile::open_again(swap, directory, slots, Protection::Encrypted, held),
+        };
+        Ok::<_, StoreError>(swap_room::among_others(disk?, swap))
     };
     match record.compressed_bytes() {
         0 if !ebb_store::has_compressed(directory)? => Ok(Box::new(disk()?)),

@@ -147,7 +147,8 @@ fn fresh_pager(
 ) -> io::Result<Made> {
     make_pager::shake_hands(&uffd).map_err(io::Error::other)?;
     let ledger = make_pager::new_ledger(&ram, record, directory).map_err(io::Error::other)?;
-    make_pager::pager(ram, ledger, uffd, shared, record, directory)
+    let store = make_pager::store(&ram, None, record, directory)?;
+    make_pager::pager(ram, (ledger, store), uffd, shared, record, directory)
 }
 
 /// Makes a pager by the recovery rule: a page in the RAM file wins; a hole is what the ledger says;
@@ -161,9 +162,12 @@ fn recovered_pager(
 ) -> io::Result<Made> {
     let path = ledger_path(directory);
     let mut ledger = Ledger::open(&path, ram.end()).map_err(io::Error::other)?;
+    // First: without it the ledger stays as the last process left it, locks and all.
+    let store = make_pager::store(&ram, Some(&ledger), record, directory)?;
     let mut locked = Vec::new();
     ledger.recover(|frames, content| locked.push((frames, content)));
-    let (pager, restored) = make_pager::pager(ram, ledger, uffd, shared, record, directory)?;
+    let (pager, restored) =
+        make_pager::pager(ram, (ledger, store), uffd, shared, record, directory)?;
     // First: memory that QEMU has unplugged has no place that could be looked at.
     unplugged::release(&pager)?;
     locked

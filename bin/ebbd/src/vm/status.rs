@@ -24,6 +24,7 @@ use super::resize::Resize;
 use super::tiering::Tiering;
 use crate::helpers::console;
 use crate::model::api_error::{Answer, failed};
+use crate::model::record::Record;
 use crate::serve::swap_room;
 use crate::system::host_facts;
 
@@ -221,7 +222,7 @@ fn warnings(knowing: &Knowing<'_>) -> Vec<String> {
     let swaps = record.evicts.then(|| swap_room::in_memory(&record.swap, by_tier));
     all.extend(swaps.flatten());
     if cx.pager.residency().is_store_removed() {
-        all.push(advice::swap_is_removed(&record.swap));
+        all.push(swap_is_removed(record));
     }
     all.extend(in_flight::warning(cx));
     if !cx.qmp.is_connected() {
@@ -231,6 +232,12 @@ fn warnings(knowing: &Knowing<'_>) -> Vec<String> {
         );
     }
     all
+}
+
+/// The warning of a swap file that was removed.
+pub fn swap_is_removed(record: &Record) -> String {
+    let detach = record.disks.is_empty() && record.growth.is_empty();
+    advice::swap_is_removed(&record.swap, &record.name, detach)
 }
 
 /// Returns warnings about the memory's pages and their files.

@@ -66,6 +66,8 @@ pub struct Worker {
     publisher: Publisher,
     /// When the figures are published next.
     publish_at: Instant,
+    /// Whether the swap file was removed, as far as the log says.
+    swap_is_removed: bool,
 }
 
 enum Next {
@@ -89,6 +91,7 @@ impl Worker {
             small_pages: SmallPages::default(),
             publisher,
             publish_at: Instant::now(),
+            swap_is_removed: false,
             cx,
         }
     }
@@ -155,12 +158,22 @@ impl Worker {
     fn publish(&mut self) {
         self.publish_at = Instant::now() + PUBLISH_EVERY;
         let member = member::of(&self.cx, &mut self.limit, &mut self.tiering);
+        self.notice_removed_swap();
         match (status::of(&self.knowing(), false), member) {
             (Ok(status), Ok(member)) => self.publisher.publish(status, member),
             (Err(error), _) | (_, Err(error)) => {
                 tracing::debug!("{error}");
             }
         }
+    }
+
+    /// Says in the log once that the swap file was removed.
+    fn notice_removed_swap(&mut self) {
+        let is_removed = self.cx.pager.residency().is_store_removed();
+        if is_removed && !self.swap_is_removed {
+            tracing::warn!("{}: {}", self.cx.name(), status::swap_is_removed(&self.cx.record));
+        }
+        self.swap_is_removed = is_removed;
     }
 
     /// Does what is due, in this order: memory that QEMU unplugged, devices, record, guest, size,

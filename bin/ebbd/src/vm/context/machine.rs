@@ -72,8 +72,10 @@ pub fn with_files(count: usize) -> Option<(VmContext, Machine)> {
     let record = record(home.path(), &vmm.process(), &ram);
     let ledger = make_pager::new_ledger(&ram, &record, home.path()).expect("a ledger");
     let disks = Disks::none().expect("no disks");
+    let store = make_pager::store(&ram, None, &record, home.path()).expect("a store");
+    let over = (ledger, store);
     let (pager, restored) =
-        make_pager::pager(ram, ledger, uffd, &disks.shared, &record, home.path()).expect("a pager");
+        make_pager::pager(ram, over, uffd, &disks.shared, &record, home.path()).expect("a pager");
     let (context, commands) = VmContext::new(ContextParts {
         process: vmm.process(),
         pager: Arc::new(pager),
