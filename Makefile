@@ -18,7 +18,8 @@ check:
 		--skip what_a_killed_benchmark_left_is_swept
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
-# Every test there is; the long form also fuzzes, a minute for each target.
+# All tests; it names those that it skips, as those that only `cargo xtask soak` has the time for.
+# The long form also fuzzes, a minute for each target.
 test:
 	scripts/test
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -324,8 +324,14 @@ impl Host {
         process::kill(self.daemon().expect("a daemon runs"));
     }
 
-    /// Starts the daemon again, as any command does, and waits until it has recovered its VMs.
+    /// Starts the daemon, also again, as any command does where there is a run directory, and waits
+    /// until it has recovered its VMs.
+    ///
+    /// # Panics
+    /// There is no daemon then.
     pub fn start(&self) {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(self.run_directory());
+        made.expect("a run directory");
         until("the VMs to be recovered", || {
             self.list().iter().all(|vm| vm.state == State::Managed).then_some(())
         });

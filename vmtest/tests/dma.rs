@@ -74,13 +74,6 @@ fn no_request_fails_while_free_memory_is_reclaimed() {
     no_request_fails("small", MANY_REQUESTS);
 }
 
-#[test]
-fn no_request_fails_in_huge_pages() {
-    let setting = HostSetting::shared_huge_pages();
-    require!(setting.as_ref());
-    no_request_fails("thp", 0);
-}
-
 /// The next daemon knows again what the disk may use.
 #[test]
 fn no_request_fails_when_the_daemon_dies() {
@@ -134,4 +127,16 @@ fn memory_in_use_stays_for_a_device_that_cannot_wait() {
     );
     let why = host.ebb(&run).refused();
     assert!(why.contains("needs strict mode"), "{why}");
+}
+
+/// Tests that change a setting of the host, or whose time counts: no other test runs beside them.
+mod alone {
+    use super::*;
+
+    #[test]
+    fn no_request_fails_in_huge_pages() {
+        let setting = HostSetting::shared_huge_pages();
+        require!(setting.as_ref());
+        no_request_fails("thp", 0);
+    }
 }

@@ -111,7 +111,7 @@ fn a_guests_own_disk_waits_for_a_swap_disk_that_does_not_read() {
     vm.guest("sh dd if=/dev/urandom of=/mnt/file bs=1M count=60");
     let sum = vm.guest("sh md5sum /mnt/file");
     vm.ebb("evict --bytes 400M").ok();
-    swap.set(Failing::Slow(Duration::from_millis(1)));
+    swap.set(Failing::Slow(Duration::from_millis(10)));
     thread::scope(|scope| {
         let syncing = scope.spawn(|| vm.guest("fsync /mnt/file"));
         let before = vm.status().disks.requests;

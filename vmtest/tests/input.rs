@@ -26,6 +26,7 @@ fn assert_refused(host: &Host, line: &str, reason: &str) {
 #[test]
 fn an_unknown_vm_is_named() {
     let host = Host::new();
+    host.start();
     for line in ["status nobody", "reclaim nobody", "detach nobody", "auto nobody on"] {
         assert_refused(&host, line, "nobody");
     }

@@ -70,26 +70,6 @@ fn a_limit_holds_by_a_ring_in_qemu() {
     assert_eq!(vm.guest("check a"), "0");
 }
 
-/// Metadata of its new kernel is evicted before anybody knows what it is.
-#[test]
-fn a_guest_reboots_within_its_limit() {
-    let vm = Host::new().run(Guest::debian("6.1-cloud").memory("512M").backing("small"));
-    limit(&vm, 100);
-    vm.guest("fill a 300M");
-    assert_eq!(vm.guest("check a"), "0");
-    vm.reboot();
-    // QEMU does not answer while a fault of one of its threads waits for room. A daemon that
-    // meanwhile waits for QEMU spends its budget of searches on that.
-    until("trust in the guest", || {
-        let guest = vm.status().guest;
-        assert!(!guest.why.as_deref().unwrap_or_default().contains("too often"), "{guest:?}");
-        guest.trusted.then_some(())
-    });
-    assert!(vm.host_bytes() <= 100 * MIB + SLACK_BYTES);
-    vm.guest("fill b 200M");
-    assert_eq!(vm.guest("check b"), "0");
-}
-
 /// Refill threads cost memory, so they begin with the first eviction.
 #[test]
 fn refill_threads_come_with_the_first_eviction() {
@@ -122,63 +102,6 @@ fn in_huge_pages(vm: &Vm) -> (u64, u64) {
         }
     }
     (huge, small)
-}
-
-/// Memory in huge pages stays in them where all of it is used, and is evicted frame by frame where
-/// it is not.
-#[test]
-fn huge_pages_are_broken_up_where_the_limit_asks_for_it() {
-    let setting = HostSetting::shared_huge_pages();
-    require!(setting.as_ref());
-    let host = Host::new();
-    let vm = host.run(Guest::debian("6.1-cloud").memory("1G").backing("thp"));
-    vm.ebb("limit 600M").ok();
-    vm.guest("fill a 400M");
-    let (huge, small) = in_huge_pages(&vm);
-    assert!(huge > 300 << 10 && small == 0, "{huge}, {small}");
-    limit(&vm, 200);
-    for _ in 0..3 {
-        assert_eq!(vm.guest("check a"), "0");
-        assert!(vm.host_bytes() <= 200 * MIB + SLACK_BYTES);
-        // The next daemon does not know what was broken up.
-        host.kill9();
-        host.start();
-    }
-    assert!(vm.status().limit.saved_bytes > 100 * MIB);
-    let (_, small) = in_huge_pages(&vm);
-    assert!(small > 0);
-    vm.ebb("limit off").ok();
-    assert_eq!(vm.guest("check a"), "0");
-    vm.detach();
-    assert_eq!(vm.guest("check a"), "0");
-    // QEMU has its memory mapped in pieces by now.
-    let (pid, qmp) = (vm.pid(), vm.qmp_socket());
-    host.ebb(&format!("attach --name {} --pid {pid} --qmp {}", vm.name(), qmp.display())).ok();
-    limit(&vm, 200);
-    assert_eq!(vm.guest("check a"), "0");
-}
-
-/// Ebb's disks also have the guest's memory mapped, and the kernel splits nothing that two
-/// processes map.
-#[test]
-fn huge_pages_that_a_disk_of_ebb_uses_are_broken_up() {
-    let setting = HostSetting::shared_huge_pages();
-    require!(setting.as_ref());
-    let host = Host::new();
-    let disk = Disk::new(&host, "disk", "512M").formatted("ext4");
-    let guest = Guest::debian("6.1-cloud").memory("1G").backing("thp").own_disk(&disk);
-    let vm = host.run(guest);
-    vm.guest("mount ext4 /dev/vda /mnt");
-    vm.guest("files a 200M /mnt");
-    vm.guest("sh busybox sync");
-    vm.guest("fill b 300M");
-    limit(&vm, 200);
-    for _ in 0..3 {
-        assert_eq!((vm.guest("checkfiles a"), vm.guest("check b")), ("0".into(), "0".into()));
-        assert!(vm.host_bytes() <= 200 * MIB + SLACK_BYTES);
-    }
-    let (all, large) = in_large_folios(&vm);
-    assert!(all > 10_000 && large < all / 4, "{large} of {all} frames");
 }
 
 /// Number of the guest's frames that QEMU has mapped, and how many of them are in large folios.
@@ -286,13 +209,6 @@ fn no_byte_is_lost_when_the_daemon_dies_under_pressure() {
     loses_nothing_when_the_daemon_dies("small");
 }
 
-#[test]
-fn no_byte_is_lost_in_huge_pages_when_the_daemon_dies_under_pressure() {
-    let setting = HostSetting::shared_huge_pages();
-    require!(setting.as_ref());
-    loses_nothing_when_the_daemon_dies("thp");
-}
-
 fn loses_nothing_when_the_daemon_dies(backing: &str) {
     let host = Host::new();
     let vm = host.run(Guest::debian("6.1-cloud").memory("1G").backing(backing));
@@ -349,4 +265,93 @@ fn eviction_goes_down_to_the_low_mark_also_after_a_restart() {
     let status = vm.status().limit;
     assert!(status.low_bytes > Some(370 * MIB), "{status:?}");
     assert!(status.low_bytes < status.high_bytes && status.high_bytes < status.bytes);
+}
+
+/// Tests that change a setting of the host, or whose time counts: no other test runs beside them.
+mod alone {
+    use super::*;
+
+    /// Metadata of its new kernel is evicted before anybody knows what it is.
+    #[test]
+    fn a_guest_reboots_within_its_limit() {
+        let vm = Host::new().run(Guest::debian("6.1-cloud").memory("512M").backing("small"));
+        limit(&vm, 100);
+        vm.guest("fill a 300M");
+        assert_eq!(vm.guest("check a"), "0");
+        vm.reboot();
+        // QEMU does not answer while a fault of one of its threads waits for room. A daemon that
+        // meanwhile waits for QEMU spends its budget of searches on that.
+        until("trust in the guest", || {
+            let guest = vm.status().guest;
+            assert!(!guest.why.as_deref().unwrap_or_default().contains("too often"), "{guest:?}");
+            guest.trusted.then_some(())
+        });
+        assert!(vm.host_bytes() <= 100 * MIB + SLACK_BYTES);
+        vm.guest("fill b 200M");
+        assert_eq!(vm.guest("check b"), "0");
+    }
+
+    /// Memory in huge pages stays in them where all of it is used, and is evicted frame by frame where
+    /// it is not.
+    #[test]
+    fn huge_pages_are_broken_up_where_the_limit_asks_for_it() {
+        let setting = HostSetting::shared_huge_pages();
+        require!(setting.as_ref());
+        let host = Host::new();
+        let vm = host.run(Guest::debian("6.1-cloud").memory("1G").backing("thp"));
+        vm.ebb("limit 600M").ok();
+        vm.guest("fill a 400M");
+        let (huge, small) = in_huge_pages(&vm);
+        assert!(huge > 300 << 10 && small == 0, "{huge}, {small}");
+        limit(&vm, 200);
+        for _ in 0..3 {
+            assert_eq!(vm.guest("check a"), "0");
+            assert!(vm.host_bytes() <= 200 * MIB + SLACK_BYTES);
+            // The next daemon does not know what was broken up.
+            host.kill9();
+            host.start();
+        }
+        assert!(vm.status().limit.saved_bytes > 100 * MIB);
+        let (_, small) = in_huge_pages(&vm);
+        assert!(small > 0);
+        vm.ebb("limit off").ok();
+        assert_eq!(vm.guest("check a"), "0");
+        vm.detach();
+        assert_eq!(vm.guest("check a"), "0");
+        // QEMU has its memory mapped in pieces by now.
+        let (pid, qmp) = (vm.pid(), vm.qmp_socket());
+        host.ebb(&format!("attach --name {} --pid {pid} --qmp {}", vm.name(), qmp.display())).ok();
+        limit(&vm, 200);
+        assert_eq!(vm.guest("check a"), "0");
+    }
+
+    /// Ebb's disks also have the guest's memory mapped, and the kernel splits nothing that two
+    /// processes map.
+    #[test]
+    fn huge_pages_that_a_disk_of_ebb_uses_are_broken_up() {
+        let setting = HostSetting::shared_huge_pages();
+        require!(setting.as_ref());
+        let host = Host::new();
+        let disk = Disk::new(&host, "disk", "512M").formatted("ext4");
+        let guest = Guest::debian("6.1-cloud").memory("1G").backing("thp").own_disk(&disk);
+        let vm = host.run(guest);
+        vm.guest("mount ext4 /dev/vda /mnt");
+        vm.guest("files a 200M /mnt");
+        vm.guest("sh busybox sync");
+        vm.guest("fill b 300M");
+        limit(&vm, 200);
+        for _ in 0..3 {
+            assert_eq!((vm.guest("checkfiles a"), vm.guest("check b")), ("0".into(), "0".into()));
+            assert!(vm.host_bytes() <= 200 * MIB + SLACK_BYTES);
+        }
+        let (all, large) = in_large_folios(&vm);
+        assert!(all > 10_000 && large < all / 4, "{large} of {all} frames");
+    }
+
+    #[test]
+    fn no_byte_is_lost_in_huge_pages_when_the_daemon_dies_under_pressure() {
+        let setting = HostSetting::shared_huge_pages();
+        require!(setting.as_ref());
+        loses_nothing_when_the_daemon_dies("thp");
+    }
 }

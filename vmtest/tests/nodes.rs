@@ -1,5 +1,5 @@
 //! VMs whose tiers are NUMA nodes. If this host has one node, each test runs in a guest that has
-//! two, with the daemon, QEMU and the VM inside.
+//! two, with the daemon, QEMU and the VM inside. That takes minutes: `cargo xtask soak nodes`.
 
 use std::fs;
 
@@ -126,37 +126,6 @@ fn hot_pages_are_on_the_fast_node() {
     assert!(measured.tiers.iter().all(|tier| tier.read_ns > 0 && tier.write_ns > 0));
 }
 
-/// Huge pages are exchanged whole: what a guest works with comes to the first node, and is in huge
-/// pages there.
-#[test]
-fn huge_pages_move_as_a_whole() {
-    if on_two_nodes("huge_pages_move_as_a_whole") {
-        return;
-    }
-    let _huge_pages = HostSetting::shared_huge_pages().expect("huge pages");
-    let host = Host::new();
-    let vm = run(&host, guest("node0=128M,node1=128M", "always").backing("thp"));
-    vm.guest("fill cold 70M");
-    // Every second run of eight huge frames. If a run begins and ends within a huge frame, too
-    // little of that huge frame is used.
-    vm.guest(&format!("hot h {PROGRAM} {} 2", 8 * HUGE_BYTES / FRAME_BYTES));
-    let hot = Hot::of(&vm, "h");
-    hot.move_to_slow();
-    let huge_bytes = shared_huge_bytes();
-    assert!(huge_bytes > 150 * MIB, "{huge_bytes} bytes in huge pages");
-    until("what is hot on the fast node", || {
-        println!("{} % on the fast node, {:?} bytes", hot.percent_on(FAST), tier_bytes(&vm));
-        let [fast, _] = tier_bytes(&vm)[..] else { panic!("two nodes") };
-        (hot.percent_on(FAST) >= 85 && fast <= 128 * MIB + SLACK_BYTES).then_some(())
-    });
-    // Some of what moved may have been split, but not much of 24 MiB.
-    let left_bytes = shared_huge_bytes();
-    assert!(left_bytes + 8 * MIB > huge_bytes, "{left_bytes} of {huge_bytes} in huge pages");
-    assert!(vm.status().tier.expect("tiers").moved_bytes > Some(MIB));
-    assert!(vm.guest("hotstop h").ends_with(" 0"));
-    assert_eq!(vm.guest("check cold"), "0");
-}
-
 /// Bytes of this host's shared memory in huge pages.
 fn shared_huge_bytes() -> u64 {
     let all = fs::read_to_string("/proc/meminfo").expect("meminfo");
@@ -188,4 +157,40 @@ fn a_file_stands_behind_nodes() {
     assert!(vm.guest("hotstop h").ends_with(" 0"));
     assert_eq!(vm.guest("check cold"), "0");
     assert!(vm.host_bytes() <= 144 * MIB + SLACK_BYTES, "{}", vm.host_bytes());
+}
+
+/// Tests that change a setting of the host, or whose time counts: no other test runs beside them.
+mod alone {
+    use super::*;
+
+    /// Huge pages are exchanged whole: what a guest works with comes to the first node, and is in huge
+    /// pages there.
+    #[test]
+    fn huge_pages_move_as_a_whole() {
+        if on_two_nodes("alone::huge_pages_move_as_a_whole") {
+            return;
+        }
+        let _huge_pages = HostSetting::shared_huge_pages().expect("huge pages");
+        let host = Host::new();
+        let vm = run(&host, guest("node0=128M,node1=128M", "always").backing("thp"));
+        vm.guest("fill cold 70M");
+        // Every second run of eight huge frames. If a run begins and ends within a huge frame, too
+        // little of that huge frame is used.
+        vm.guest(&format!("hot h {PROGRAM} {} 2", 8 * HUGE_BYTES / FRAME_BYTES));
+        let hot = Hot::of(&vm, "h");
+        hot.move_to_slow();
+        let huge_bytes = shared_huge_bytes();
+        assert!(huge_bytes > 150 * MIB, "{huge_bytes} bytes in huge pages");
+        until("what is hot on the fast node", || {
+            println!("{} % on the fast node, {:?} bytes", hot.percent_on(FAST), tier_bytes(&vm));
+            let [fast, _] = tier_bytes(&vm)[..] else { panic!("two nodes") };
+            (hot.percent_on(FAST) >= 85 && fast <= 128 * MIB + SLACK_BYTES).then_some(())
+        });
+        // Some of what moved may have been split, but not much of 24 MiB.
+        let left_bytes = shared_huge_bytes();
+        assert!(left_bytes + 8 * MIB > huge_bytes, "{left_bytes} of {huge_bytes} in huge pages");
+        assert!(vm.status().tier.expect("tiers").moved_bytes > Some(MIB));
+        assert!(vm.guest("hotstop h").ends_with(" 0"));
+        assert_eq!(vm.guest("check cold"), "0");
+    }
 }

@@ -151,26 +151,31 @@ fn huge(mode: &str) {
     assert_goes_and_comes_back(&vm);
 }
 
-#[test]
-fn huge_pages_go_and_come_back_in_release_mode() {
-    let setting = HostSetting::shared_huge_pages();
-    require!(setting.as_ref());
-    huge("release");
-}
+/// Tests that change a setting of the host, or whose time counts: no other test runs beside them.
+mod alone {
+    use super::*;
 
-#[test]
-fn huge_pages_go_and_come_back_in_strict_mode() {
-    let setting = HostSetting::shared_huge_pages();
-    require!(setting.as_ref());
-    huge("strict");
-}
+    #[test]
+    fn huge_pages_go_and_come_back_in_release_mode() {
+        let setting = HostSetting::shared_huge_pages();
+        require!(setting.as_ref());
+        huge("release");
+    }
 
-#[test]
-fn a_guest_in_reserved_huge_pages_is_managed_but_not_reclaimed() {
-    let setting = HostSetting::reserved_huge_pages(1 << 30);
-    require!(setting.as_ref());
-    let vm = Host::new().run(Guest::debian("6.1-cloud").memory("1G").backing("hugetlb"));
-    let why = vm.ebb("reclaim").refused();
-    assert!(why.contains("4 KiB"), "{why}");
-    assert_eq!(vm.status().backing, Backing::Hugetlb);
+    #[test]
+    fn huge_pages_go_and_come_back_in_strict_mode() {
+        let setting = HostSetting::shared_huge_pages();
+        require!(setting.as_ref());
+        huge("strict");
+    }
+
+    #[test]
+    fn a_guest_in_reserved_huge_pages_is_managed_but_not_reclaimed() {
+        let setting = HostSetting::reserved_huge_pages(1 << 30);
+        require!(setting.as_ref());
+        let vm = Host::new().run(Guest::debian("6.1-cloud").memory("1G").backing("hugetlb"));
+        let why = vm.ebb("reclaim").refused();
+        assert!(why.contains("4 KiB"), "{why}");
+        assert_eq!(vm.status().backing, Backing::Hugetlb);
+    }
 }

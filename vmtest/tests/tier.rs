@@ -50,42 +50,6 @@ fn a_mover_killed_in_mid_exchange_loses_nothing() {
 }
 
 #[test]
-fn a_vm_has_more_memory_than_its_fast_tier() {
-    let host = Host::new();
-    let file = host.directory().join("slow");
-    let tiers = format!("dram=160M,file={}:352M", file.display());
-    let vm = host.run(Guest::debian("6.1-cloud").memory("512M").tier(&tiers));
-    assert_eq!(vm.status().limit.bytes, Some(160 * MIB));
-    vm.guest("fill a 300M");
-    for _ in 0..2 {
-        assert_eq!(vm.guest("check a"), "0");
-        assert!(vm.host_bytes() <= 160 * MIB + SLACK_BYTES, "{}", vm.host_bytes());
-    }
-    let tier = vm.status().tier.expect("tiers");
-    assert_eq!((tier.ladder, tier.fast_bytes), (tiers, 160 * MIB));
-    // The figure exists once all of memory was looked at.
-    let status = until("what it works with", || {
-        assert_eq!(vm.guest("check a"), "0");
-        let status = vm.status();
-        let active = status.tier.as_ref().and_then(|tier| tier.active_bytes);
-        (active? > 80 * MIB).then_some(status)
-    });
-    assert!(
-        status.warnings.iter().any(|line| line.contains("fast memory")),
-        "{:?}",
-        status.warnings
-    );
-    assert!(vm.ebb("status --verbose").ok().contains("tiers\n"));
-    host.kill9();
-    host.start();
-    assert_eq!(vm.guest("check a"), "0");
-    assert!(vm.host_bytes() <= 160 * MIB + SLACK_BYTES, "{}", vm.host_bytes());
-    assert_eq!(vm.status().tier.expect("tiers").fast_bytes, 160 * MIB);
-    vm.power_off();
-    until("the end of its file", || (!file.exists()).then_some(()));
-}
-
-#[test]
 fn tiers_that_cannot_be_change_nothing() {
     let host = Host::new();
     let mine = host.directory().join("mine");
@@ -114,4 +78,45 @@ fn tiers_that_cannot_be_change_nothing() {
         assert_eq!(records.unwrap_or(0), 0, "{tiers}: a record is left");
     }
     assert_eq!(fs::read_to_string(&mine).unwrap(), "mine");
+}
+
+/// Tests that change a setting of the host, or whose time counts: no other test runs beside them.
+mod alone {
+    use super::*;
+
+    #[test]
+    fn a_vm_has_more_memory_than_its_fast_tier() {
+        let host = Host::new();
+        let file = host.directory().join("slow");
+        let tiers = format!("dram=160M,file={}:352M", file.display());
+        let vm = host.run(Guest::debian("6.1-cloud").memory("512M").tier(&tiers));
+        assert_eq!(vm.status().limit.bytes, Some(160 * MIB));
+        vm.guest("fill a 300M");
+        for _ in 0..2 {
+            assert_eq!(vm.guest("check a"), "0");
+            assert!(vm.host_bytes() <= 160 * MIB + SLACK_BYTES, "{}", vm.host_bytes());
+        }
+        let tier = vm.status().tier.expect("tiers");
+        assert_eq!((tier.ladder, tier.fast_bytes), (tiers, 160 * MIB));
+        // The figure exists once all of memory was looked at.
+        let status = until("what it works with", || {
+            assert_eq!(vm.guest("check a"), "0");
+            let status = vm.status();
+            let active = status.tier.as_ref().and_then(|tier| tier.active_bytes);
+            (active? > 80 * MIB).then_some(status)
+        });
+        assert!(
+            status.warnings.iter().any(|line| line.contains("fast memory")),
+            "{:?}",
+            status.warnings
+        );
+        assert!(vm.ebb("status --verbose").ok().contains("tiers\n"));
+        host.kill9();
+        host.start();
+        assert_eq!(vm.guest("check a"), "0");
+        assert!(vm.host_bytes() <= 160 * MIB + SLACK_BYTES, "{}", vm.host_bytes());
+        assert_eq!(vm.status().tier.expect("tiers").fast_bytes, 160 * MIB);
+        vm.power_off();
+        until("the end of its file", || (!file.exists()).then_some(()));
+    }
 }

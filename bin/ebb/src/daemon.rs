@@ -1,7 +1,7 @@
 //! Finds the daemon, and starts it if it does not run.
 
 use std::env;
-use std::ffi::OsStr;
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -25,6 +25,8 @@ const DEATH_LIMIT: Duration = Duration::from_secs(30);
 const GREETING_LIMIT: Duration = Duration::from_secs(30);
 const POLL_EVERY: Duration = Duration::from_millis(10);
 const LOG_TAIL_BYTES: u64 = 16 << 10;
+/// Tells a daemon that `ebb` has started it.
+const BACKGROUND: &str = "--background";
 
 /// Returns a connection to the daemon of `run_dir`, and starts the daemon if there is none.
 pub fn connect(run_dir: &Path) -> anyhow::Result<UnixStream> {
@@ -42,34 +44,61 @@ pub fn pid(run_dir: &Path) -> Option<i32> {
     Some(rustix::net::sockopt::socket_peercred(&stream).ok()?.pid.as_raw_pid())
 }
 
+/// Variables that are settings of a daemon: what `docs/cli.md` lists, but for its places.
+const SETTINGS: [&str; 18] = [
+    "EBB_ALLOW_KEYS_ON_DISK",
+    "EBB_COMPRESSED",
+    "EBB_FORGET_BY",
+    "EBB_HEAT_PERIOD_S",
+    "EBB_HEAT_WINDOWS",
+    "EBB_HEAT_WINDOW_MS",
+    "EBB_LOG",
+    "EBB_METADATA_BY",
+    "EBB_MOVE_RATE",
+    "EBB_PRESSURE_STALL",
+    "EBB_QEMU",
+    "EBB_READ_FREED",
+    "EBB_SWAP_DIR",
+    "EBB_SWAP_KEEP_FREE",
+    "EBB_SWAP_MAX",
+    "EBB_SWAP_MAX_EACH",
+    "EBB_VM_USER",
+    "EBB_WHEN_SWAP_IS_FULL",
+];
+
 /// The settings of this command that a running daemon was not started with: what is wrong, and what
-/// to do.
+/// to do. `None` also for a daemon that no `ebb` has started, which may have them as options.
 pub fn other_settings(stream: &UnixStream) -> Option<String> {
-    let pid = rustix::net::sockopt::socket_peercred(stream).ok()?.pid.as_raw_pid();
-    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
-    let other: Vec<String> = env::vars_os()
-        .filter(|(name, _)| is_setting(name))
-        .filter(|(name, value)| setting(&environment, name) != Some(value.as_encoded_bytes()))
-        .map(|(name, value)| format!("{}={}", name.display(), value.display()))
-        .collect();
+    let peer = rustix::net::sockopt::socket_peercred(stream).ok()?;
+    if peer.uid != rustix::process::geteuid() {
+        return None;
+    }
+    let pid = peer.pid.as_raw_pid();
+    let its = |file: &str| fs::read(format!("/proc/{pid}/{file}")).ok();
+    let names = others(&its("cmdline")?, &its("environ")?, |name| env::var_os(name))?;
     let end = advice::end(pid);
-    (!other.is_empty()).then(|| {
-        format!(
-            "{}: ebbd runs already without it: {end}, and the next command starts one with it",
-            other.join(" ")
-        )
-    })
+    Some(format!(
+        "ebbd runs already, with another {names}: {end}, and the next command starts one with yours"
+    ))
 }
 
-/// Whether a variable of the environment is a setting that the daemon takes over.
-fn is_setting(name: &OsStr) -> bool {
-    let own = ["EBB_RUN_DIR", "EBB_LOG_DIR"];
-    name.as_encoded_bytes().starts_with(b"EBB_") && own.iter().all(|own| name != *own)
+/// The settings of which a daemon with this command line and environment has another value.
+fn others(
+    command: &[u8],
+    environment: &[u8],
+    wanted: impl Fn(&str) -> Option<OsString>,
+) -> Option<String> {
+    let by_ebb = command.split(|&byte| byte == 0).any(|word| word == BACKGROUND.as_bytes());
+    let is_other = |name: &&str| {
+        wanted(name).is_some_and(|want| setting(environment, name) != Some(want.as_encoded_bytes()))
+    };
+    let names = SETTINGS.into_iter().filter(is_other).collect::<Vec<_>>().join(", ");
+    (by_ebb && !names.is_empty()).then_some(names)
 }
 
 /// The value of a variable in an environment as /proc shows it: `NAME=VALUE`, each ended by a NUL.
-fn setting<'e>(environment: &'e [u8], name: &OsStr) -> Option<&'e [u8]> {
-    let value = |line: &'e [u8]| line.strip_prefix(name.as_encoded_bytes())?.strip_prefix(b"=");
+fn setting<'e>(environment: &'e [u8], name: &str) -> Option<&'e [u8]> {
+    let value = |line: &'e [u8]| line.strip_prefix(name.as_bytes())?.strip_prefix(b"=");
     environment.split(|&byte| byte == 0).find_map(value)
 }
 
@@ -179,7 +208,7 @@ fn find() -> anyhow::Result<PathBuf> {
 
 fn spawn(program: &Path, run_dir: &Path, log: File) -> io::Result<Child> {
     Command::new(program)
-        .arg("--background")
+        .arg(BACKGROUND)
         .arg("--run-dir")
         .arg(run_dir)
         .stdin(Stdio::null())
@@ -224,12 +253,9 @@ fn last_line(log: &Path, old_bytes: u64) -> Option<String> {
     let mut tail = Vec::new();
     file.take(LOG_TAIL_BYTES).read_to_end(&mut tail).ok()?;
     let text = String::from_utf8_lossy(&tail);
+    let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
     // Of a wrong option, the first of several lines says what is wrong.
-    let says = |line: &&str| {
-        let hints = ["Usage:", "For more information", "[possible values"];
-        !line.trim().is_empty() && hints.iter().all(|hint| !line.trim().starts_with(hint))
-    };
-    let line = text.lines().rev().find(says)?;
+    let line = lines().find(|line| line.starts_with("error: ")).or_else(|| lines().next_back())?;
     Some(line.trim_start_matches("ebbd: ").trim_start_matches("error: ").to_owned())
 }
 
@@ -240,15 +266,32 @@ mod tests {
     #[test]
     fn a_setting_is_a_whole_line_of_the_environment() {
         let environment = b"EBB_SWAP_DIR=/swap\0EBB_QEMU=\0X_EBB_LOG=1\0";
-        let value = |name: &str| setting(environment, name.as_ref());
+        let value = |name: &str| setting(environment, name);
         assert_eq!(value("EBB_SWAP_DIR"), Some(&b"/swap"[..]));
         assert_eq!(value("EBB_QEMU"), Some(&b""[..]));
         assert_eq!((value("EBB_SWAP"), value("EBB_LOG")), (None, None));
     }
 
     #[test]
-    fn the_places_of_a_daemon_are_no_settings() {
-        let is = |name: &str| is_setting(name.as_ref());
-        assert!(is("EBB_SWAP_DIR") && !is("EBB_RUN_DIR") && !is("EBB_LOG_DIR") && !is("PATH"));
+    fn only_a_daemon_that_ebb_started_is_asked_for_its_settings() {
+        let wanted = |name: &str| (name == "EBB_SWAP_DIR").then(|| "/disk".into());
+        let others = |command: &[u8], environment: &[u8]| others(command, environment, wanted);
+        let started = b"ebbd\0--background\0--run-dir\0/run/ebb\0";
+        let name = Some("EBB_SWAP_DIR".into());
+        assert_eq!(others(started, b"EBB_SWAP_DIR=/other\0EBB_QEMU=q\0"), name);
+        assert_eq!(others(started, b"HOME=/\0"), name);
+        assert_eq!(others(started, b"EBB_SWAP_DIR=/disk\0"), None);
+        assert_eq!(others(b"ebbd\0--swap-dir\0/disk\0", b""), None);
+    }
+
+    #[test]
+    fn all_settings_are_in_the_list() {
+        let page = include_str!("../../../docs/cli.md");
+        let words = page.split(|c: char| !c.is_ascii_uppercase() && c != '_');
+        let mut named: Vec<&str> = words.filter(|word| word.starts_with("EBB_")).collect();
+        named.sort_unstable();
+        named.dedup();
+        named.retain(|name| !["EBB_", "EBB_RUN_DIR", "EBB_LOG_DIR"].contains(name));
+        assert_eq!(named, SETTINGS);
     }
 }

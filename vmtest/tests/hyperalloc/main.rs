@@ -1,13 +1,13 @@
 //! A guest whose kernel shares its allocator: LLFree in the buddy allocator's place.
 
-mod huge_pages;
+mod alone;
 mod load;
 mod violation;
 
 use std::process::Command;
 
 use ebb_api::{Mechanism, ResizeReport};
-use vmtest::{Disk, Guest, Host, ScatteredFiles, Vm, assets, require, rounds, until};
+use vmtest::{Guest, Host, ScatteredFiles, Vm, assets, require, rounds, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -73,40 +73,6 @@ fn freed_memory_goes_and_comes_back_when_touched() {
 fn tools() -> Result<(), String> {
     let found = Command::new("mkfs.ext4").arg("-V").output();
     found.map(drop).map_err(|_| "no mkfs.ext4: run scripts/setup".into())
-}
-
-/// The page cache has all memory: without the guest's help there is nothing to reclaim.
-#[test]
-fn caches_are_freed_for_a_size() {
-    require!(assets::kernel("llfree"));
-    require!(tools());
-    let host = Host::new();
-    let disk = Disk::new(&host, "disk", "1G").formatted("ext4");
-    let vm = start(&host, |guest| guest.own_disk(&disk));
-    vm.guest("mount ext4 /dev/vda /mnt");
-    vm.guest("files kept 650M /mnt");
-    let report = resize(&vm, "300M");
-    assert!(report.purges > 0, "{report:?}");
-    assert_eq!(report.bytes, 300 * MIB, "{report:?}");
-    assert_consistent(&vm);
-    assert_eq!(vm.guest("checkfiles kept"), "0");
-    // A size that cannot be reached is reported.
-    resize(&vm, "1G");
-    vm.guest("fill a 600M");
-    let report = resize(&vm, "300M");
-    assert!(report.bytes > 600 * MIB && report.stopped_by.contains("in use"), "{report:?}");
-    // A reserve stays with the guest. Once half of it is used, the guest gets all memory back.
-    let mut mib = 30;
-    until("reclaimed memory to be returned", || {
-        mib += 2;
-        vm.guest(&format!("sh busybox dd if=/dev/zero of=/dev/null bs={mib}M count=100"));
-        let stopped_by = vm.status().size.stopped_by.unwrap_or_default();
-        stopped_by.contains("about to run out of memory").then_some(())
-    });
-    vm.guest("fill b 200M");
-    assert_eq!((vm.guest("check a"), vm.guest("check b")), ("0".into(), "0".into()));
-    let refused = vm.ebb("resize 2G").refused();
-    assert!(refused.contains("over the maximum of 1 GiB"), "{refused}");
 }
 
 #[test]

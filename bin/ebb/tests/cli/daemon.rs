@@ -66,20 +66,6 @@ fn what_only_looks_makes_no_run_directory() {
 }
 
 #[test]
-fn a_setting_that_the_daemon_lacks_is_named() {
-    let dir = Dir::new();
-    let _daemon = dir.daemon(Answer::json(200, &crate::a_status()));
-    let command = harness::command(dir.path(), "attach --name web --pid 4242");
-    let ran = command.env("EBB_SWAP_DIR", "/disk".as_ref()).run();
-    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    let expected =
-        "ebb: warning: EBB_SWAP_DIR=/disk: ebbd runs already without it: end ebbd (`kill";
-    assert!(ran.stderr.starts_with(expected), "{}", ran.stderr);
-    // This process is the daemon, so it has what is in the environment of both.
-    assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
-}
-
-#[test]
 fn a_wrong_setting_is_quoted_from_the_daemons_first_line() {
     let dir = Dir::new();
     let said =
