@@ -328,7 +328,7 @@ impl Host {
     /// until it has recovered its VMs.
     ///
     /// # Panics
-    /// There is no daemon then.
+    /// There is no daemon then, or no run directory can be made.
     pub fn start(&self) {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(self.run_directory());
         made.expect("a run directory");

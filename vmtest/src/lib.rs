@@ -29,7 +29,7 @@ mod there_and_back;
 pub mod tracked;
 mod vm;
 
-pub use console::GuestError;
+pub use console::{Console, GuestError};
 pub use disk::Disk;
 pub use faulty::{Failing, FaultyDisk};
 pub use guest::Guest;

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, TryRecvError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
 
 use ebb_api::{DetachReport, ReclaimReport, VmStatus};
 use ebb_vm::Qmp;
@@ -108,19 +107,9 @@ impl Vm {
         self.console().ask(request)
     }
 
-    /// Sets the longest time to wait for the guest, for requests that take long.
-    pub fn be_patient(&self, patience: Duration) {
-        self.console().be_patient(patience);
-    }
-
     /// Sends a request after which the guest no longer answers.
     pub fn leave(&self, request: &str) {
         self.console().tell(request);
-    }
-
-    /// All that the guest has printed.
-    pub fn console_text(&self) -> String {
-        self.console().text()
     }
 
     /// Reboots the guest.
@@ -283,7 +272,8 @@ impl Vm {
         self.forgiven.store(true, Ordering::Relaxed);
     }
 
-    fn console(&self) -> MutexGuard<'_, Console> {
+    /// The guest's console.
+    pub fn console(&self) -> MutexGuard<'_, Console> {
         self.console.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -12,7 +12,7 @@ fn starts_from(kind: &str) {
     vm.ebb("limit 200M").ok();
     vm.leave(&format!("boot {kind} /dev/vda"));
     vm.wait_console("every file was checked");
-    let text = vm.console_text();
+    let text = vm.console().text();
     let is_wrong = |line: &&str| line.contains("??5??????") || line.contains("missing  ");
     let wrong: Vec<&str> = text.lines().filter(is_wrong).collect();
     assert!(wrong.is_empty(), "{wrong:?}");

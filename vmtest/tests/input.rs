@@ -33,6 +33,17 @@ fn an_unknown_vm_is_named() {
 }
 
 #[test]
+fn a_setting_that_the_daemon_lacks_is_named() {
+    let host = Host::new();
+    host.start();
+    let attach = "attach --name a --pid 2000000000";
+    assert!(!host.ebb(attach).stderr.contains("warning"));
+    host.set("EBB_SWAP_MAX", "64G");
+    let said = host.ebb(attach).stderr;
+    assert!(said.contains("warning: ebbd runs already, without your EBB_SWAP_MAX: "), "{said}");
+}
+
+#[test]
 fn sizes_and_counts_out_of_range_are_named() {
     let host = Host::new();
     let run = |rest: &str| format!("run --name a --kernel /bin/true {rest}");

@@ -14,8 +14,8 @@ use crate::interval::Interval;
 /// Elastic memory for VMs: unused memory goes to the host, and comes back on touch
 ///
 /// Sizes are written as 4096, 64K, 512M, 2G or 1.5GiB. All commands but `doctor`, `completions`,
-/// `man` and `help` ask the daemon `ebbd`, and start it if it does not run. Those that only look
-/// make no run directory.
+/// `man` and `help` ask the daemon `ebbd`, and start it if it does not run. Only `run`, `attach`,
+/// `pool` and `calibrate` make a run directory.
 #[derive(Parser)]
 #[command(name = "ebb", version, max_term_width = 100)]
 pub struct Args {

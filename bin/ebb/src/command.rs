@@ -141,7 +141,7 @@ impl Host {
     fn detach(&self, vm: &Vm) -> anyhow::Result<String> {
         let (path, name) = (route::of_vm(route::VM, &vm.name), &vm.name);
         interrupt::say(format!(
-            "interrupted; a detach that has begun goes on in the daemon: see `ebb status {name}`"
+            "interrupted; a detach that has begun goes on: see `ebb status {name}`"
         ))?;
         let ask = || self.ask::<DetachReport>(Method::DELETE, &path);
         let (mut left_bytes, mut most_bytes) = (0, 0);
@@ -211,7 +211,7 @@ impl Host {
         request.check()?;
         let (path, name) = (route::of_vm(route::SIZE, &vm.name), &vm.name);
         interrupt::say(format!(
-            "interrupted; a resize that has begun goes on in the daemon: see `ebb status {name}`"
+            "interrupted; a resize that has begun goes on: see `ebb status {name}`"
         ))?;
         let mut report: ResizeReport = self.send(Method::PUT, &path, request)?;
         let mut progress = Progress::new();

@@ -78,7 +78,7 @@ pub fn other_settings(stream: &UnixStream) -> Option<String> {
     let names = others(&its("cmdline")?, &its("environ")?, |name| env::var_os(name))?;
     let end = advice::end(pid);
     Some(format!(
-        "ebbd runs already, with another {names}: {end}, and the next command starts one with yours"
+        "ebbd runs already, without your {names}: {end}, and the next command starts one with it"
     ))
 }
 
@@ -88,7 +88,10 @@ fn others(
     environment: &[u8],
     wanted: impl Fn(&str) -> Option<OsString>,
 ) -> Option<String> {
-    let by_ebb = command.split(|&byte| byte == 0).any(|word| word == BACKGROUND.as_bytes());
+    // As `spawn` starts it: one with more options may have the settings among them.
+    let words: Vec<&[u8]> = command.split(|&byte| byte == 0).collect();
+    let by_ebb = matches!(words[..], [_, first, second, _, b""]
+        if first == BACKGROUND.as_bytes() && second == b"--run-dir");
     let is_other = |name: &&str| {
         wanted(name).is_some_and(|want| setting(environment, name) != Some(want.as_encoded_bytes()))
     };
@@ -282,6 +285,7 @@ mod tests {
         assert_eq!(others(started, b"HOME=/\0"), name);
         assert_eq!(others(started, b"EBB_SWAP_DIR=/disk\0"), None);
         assert_eq!(others(b"ebbd\0--swap-dir\0/disk\0", b""), None);
+        assert_eq!(others(b"ebbd\0--background\0--swap-dir\0/disk\0", b""), None);
     }
 
     #[test]

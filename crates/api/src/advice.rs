@@ -76,8 +76,9 @@ pub fn swap_is_removed(swap: &Path, vm: &VmName, detach: bool) -> String {
 /// Of a swap file that is not there when the VM's next process needs these bytes of it.
 pub fn swap_is_gone(why: &str, bytes: u64, pid: i32) -> String {
     format!(
-        "{why}, and {} MiB of the guest's memory are in its swap file: put it back, and Ebb goes \
-         on by itself; without it, end QEMU (`kill {pid}`) and start the VM anew",
+        "{why}, and {} MiB of the guest's memory are in its swap file: put it or a whole copy back, \
+         and Ebb goes on within a minute; without it, end QEMU (`kill -9 {pid}`) and start the VM \
+         anew",
         bytes.div_ceil(1 << 20)
     )
 }

@@ -4,6 +4,7 @@ use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags, fallocate, flock, fstatvfs};
 use rustix::io::Errno;
@@ -38,18 +39,25 @@ impl Disk {
         Ok(disk)
     }
 
-    /// Opens a block device or a file that has content. It makes none and changes none:
-    /// [`Disk::make_room`] is for later.
+    /// Opens a block device or a file that was made for `bytes` and has content. It makes none and
+    /// changes none: [`Disk::make_room`] is for later.
     ///
     /// # Errors
-    /// Those of [`Disk::open`]. [`StoreError::Gone`]: it is not there.
+    /// Those of [`Disk::open`]. [`StoreError::Gone`]: it is not there, or shorter, as a copy is
+    /// that is not done.
     pub(crate) fn open_again(path: &Path, bytes: u64) -> Result<Disk, StoreError> {
-        Disk::open_any(path, bytes, false).map_err(|error| match error {
-            StoreError::Medium(error) if error.kind() == io::ErrorKind::NotFound => {
-                StoreError::Gone(format!("there is no {}", path.display()))
+        let shown = path.display();
+        let disk = Disk::open_any(path, bytes, false).map_err(|error| match error {
+            StoreError::Medium(error) if is_missing(&error) => {
+                StoreError::Gone(format!("there is no {shown}"))
             }
             error => error,
-        })
+        })?;
+        let found = disk.file.metadata()?;
+        match found.is_file() && found.len() < bytes {
+            true => Err(StoreError::Gone(format!("{shown} is another file, or not whole"))),
+            false => Ok(disk),
+        }
     }
 
     fn open_any(path: &Path, bytes: u64, make: bool) -> Result<Disk, StoreError> {
@@ -124,11 +132,15 @@ impl Disk {
     }
 }
 
-fn identity(found: &Metadata) -> Identity {
-    match found.file_type().is_block_device() {
-        true => [found.rdev(), 0],
-        false => [found.dev(), found.ino()],
-    }
+fn identity(found: &Metadata) -> Option<Identity> {
+    let made = found.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+    let made = made.map_or(0, |made| made.as_nanos() as u64);
+    found.is_file().then(|| [found.dev(), found.ino(), made])
+}
+
+/// Whether nothing has the name.
+fn is_missing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 fn unusable(path: &Path, why: &str) -> StoreError {
@@ -177,17 +189,16 @@ impl Medium for Disk {
     }
 
     fn identity(&self) -> io::Result<Option<Identity>> {
-        self.file.metadata().map(|found| Some(identity(&found)))
+        Ok(identity(&self.file.metadata()?))
     }
 
     fn is_removed(&self) -> bool {
         let Ok(own) = self.file.metadata() else { return false };
-        match self.path.metadata() {
-            Ok(found) => identity(&found) != identity(&own),
-            Err(error) => {
-                matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
-            }
-        }
+        let is = |found: &Metadata| match identity(&own) {
+            None => found.rdev() == own.rdev(),
+            file => identity(found) == file,
+        };
+        self.path.metadata().map_or_else(|error| is_missing(&error), |found| !is(&found))
     }
 
     fn is_direct(&self) -> bool {

@@ -7,8 +7,9 @@ use ebb_units::FRAME_BYTES;
 use crate::page_buffer::is_aligned;
 use crate::{Page, Space, StoreError};
 
-/// A file: the numbers of its file system and its inode. A device: its own number, and 0.
-pub type Identity = [u64; 2];
+/// The numbers of a file's file system and inode, and when it was made, in nanoseconds since 1970
+/// (0: unknown): a number of an inode is used again.
+pub type Identity = [u64; 3];
 
 /// A file or device as a swap file needs it. It is a trait so that tests can fail, shorten and
 /// tear writes.
@@ -40,7 +41,7 @@ pub trait Medium: Send + Sync {
         Ok(None)
     }
 
-    /// What it is, whatever its name; `None`: nothing that could be found again.
+    /// Which file it is, whatever its name; `None`: it is no file.
     ///
     /// # Errors
     /// As fstat(2).

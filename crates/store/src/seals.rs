@@ -139,13 +139,13 @@ impl Seals {
 
     /// Returns what the swap file was when it was last noted; zeros: it never was.
     pub(crate) fn identity(&self) -> Identity {
-        let words = self.mapping.words(IDENTITY_BYTE, 2).unwrap_or_default();
-        [0, 1].map(|index| words.get(index).map_or(0, |word| word.load(Acquire)))
+        let words = self.mapping.words(IDENTITY_BYTE, 3).unwrap_or_default();
+        [0, 1, 2].map(|index| words.get(index).map_or(0, |word| word.load(Acquire)))
     }
 
     /// Notes what the swap file is.
     pub(crate) fn note_identity(&self, identity: Identity) {
-        let words = self.mapping.words(IDENTITY_BYTE, 2).unwrap_or_default();
+        let words = self.mapping.words(IDENTITY_BYTE, 3).unwrap_or_default();
         words.iter().zip(identity).for_each(|(word, number)| word.store(number, Release));
     }
 

@@ -1,6 +1,5 @@
 //! Pages in slots on a disk, each sealed: `docs/swap-store.md`.
 
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -58,7 +57,8 @@ impl SwapFile {
     /// copy of it does.
     ///
     /// # Errors
-    /// Those of [`SwapFile::open`]. [`StoreError::Gone`]: it is not there. Nothing is changed then.
+    /// Those of [`SwapFile::open`], and those of reading the pages. [`StoreError::Gone`]: it is not
+    /// there. [`StoreError::Unusable`]: its seals or its key are lost. Nothing is changed then.
     pub fn open_again(
         path: &Path,
         run: &Path,
@@ -68,8 +68,18 @@ impl SwapFile {
     ) -> Result<SwapFile, StoreError> {
         let bytes = slot_count.saturating_mul(FRAME_BYTES);
         let disk = Disk::open_again(path, bytes)?;
+        let is_sealed = match (protection, Seals::open(run, protection, slot_count)?) {
+            (_, None) => false,
+            (Protection::Encrypted, _) => key::load(run)?.is_some(),
+            (Protection::Checksum, _) => true,
+        };
+        if !is_sealed {
+            let why = format!("{}: the seals or the key of its pages are lost", run.display());
+            return Err(StoreError::Unusable(why));
+        }
         let swap = SwapFile::over(disk, run, slot_count, protection)?;
-        if swap.medium.identity()? != Some(swap.seals.identity()) && !swap.may_have(held)? {
+        let is_last = swap.medium.identity()? == Some(swap.seals.identity());
+        if !is_last && !swap.has_one_of(held)? {
             let why = format!("{} is another file, or a new one", path.display());
             return Err(StoreError::Gone(why));
         }
@@ -214,22 +224,23 @@ impl<M: Medium> SwapFile<M> {
         self.clusters.is_taken(slot).then(|| self.seals.get(slot))?
     }
 
-    /// Whether one of these slots has its page, or cannot be read now.
-    fn may_have(&self, slots: &[u64]) -> Result<bool, StoreError> {
+    /// Whether one of these slots has its page.
+    ///
+    /// # Errors
+    /// None has, and one cannot be read.
+    fn has_one_of(&self, slots: &[u64]) -> Result<bool, StoreError> {
         let (mut sealed, mut page) = (Pages::<1>::zeroed(), [0; FRAME_BYTES as usize]);
+        let mut unread = None;
         for &slot in slots {
             self.seals.prepare(slot)?;
             let Some((place, tag)) = self.seals.get(slot) else { continue };
-            let (_, error) = medium::read(&self.medium, slot * FRAME_BYTES, &mut sealed.0);
-            let has = match error {
-                Some(error) => error.kind() != io::ErrorKind::UnexpectedEof,
-                None => self.sealer.open(place, tag, &sealed.0[0], &mut page),
-            };
-            if has {
-                return Ok(true);
+            match medium::read(&self.medium, slot * FRAME_BYTES, &mut sealed.0) {
+                (_, Some(error)) => unread = Some(error),
+                _ if self.sealer.open(place, tag, &sealed.0[0], &mut page) => return Ok(true),
+                _ => {}
             }
         }
-        Ok(false)
+        unread.map_or(Ok(false), |error| Err(error.into()))
     }
 
     /// Opens in place what was read for the slots from `first` on.

@@ -311,7 +311,7 @@ fn only_the_file_itself_or_a_copy_is_opened_again() {
     std::fs::rename(&path, &kept).unwrap();
     assert!(gone(&slots).contains("there is no"));
     assert!(!path.exists());
-    for other in [vec![], vec![7; 300 * 4096], vec![7; 100]] {
+    for other in [vec![], vec![7; 300 * 4096], vec![0; 300 * 4096], vec![7; 100]] {
         std::fs::write(&path, &other).unwrap();
         assert!(gone(&slots).contains("is another file"));
         assert_eq!(std::fs::read(&path).unwrap(), other);
@@ -319,15 +319,19 @@ fn only_the_file_itself_or_a_copy_is_opened_again() {
     }
     std::fs::copy(&kept, &path).unwrap();
     has_pages(&slots);
-    // A part of its pages is damaged: the rest is worth having.
-    std::fs::remove_file(&path).unwrap();
-    std::fs::copy(&kept, &path).unwrap();
+    // A part of a copy is damaged: the rest is worth having.
+    let copy = dir.path().join("copy");
+    std::fs::copy(&kept, &copy).unwrap();
+    std::fs::rename(&copy, &path).unwrap();
     let file = std::fs::File::options().write(true).open(&path).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &[0; 4096], slots[0] * 4096).unwrap();
+    assert!(gone(&slots[..1]).contains("is another file"));
     assert!(again(&slots[..2]).is_ok());
-    std::fs::remove_file(&path).unwrap();
     std::fs::rename(&kept, &path).unwrap();
     has_pages(&slots);
+    std::fs::remove_file(dir.path().join("swap.key")).unwrap();
+    assert!(matches!(again(&slots), Err(StoreError::Unusable(why)) if why.contains("are lost")));
+    assert!(dir.path().join("swap.seals").exists());
 }
 
 #[test]

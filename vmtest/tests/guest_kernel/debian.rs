@@ -36,7 +36,7 @@ fn debian_runs() {
     vm.guest("umount /mnt");
     vm.leave("boot ext4 /dev/vda");
     vm.wait_console("every file was checked");
-    let text = vm.console_text();
+    let text = vm.console().text();
     let is_wrong = |line: &&str| line.contains("??5??????") || line.contains("missing  ");
     let wrong: Vec<&str> = text.lines().filter(is_wrong).collect();
     assert!(wrong.is_empty(), "{wrong:?}");

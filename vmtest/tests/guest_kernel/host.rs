@@ -166,7 +166,7 @@ fn the_command_line_says_how_slots_are_shared() {
     for (words, cores) in cases {
         let vm = start(guest().cpus(2).append(words).memory("256M"));
         assert_eq!(Words::of(&vm).header(VERSION_CORES) >> 32, cores, "{words}");
-        assert_eq!(vm.console_text().contains(refusal), words.ends_with("cores"), "{words}");
+        assert_eq!(vm.console().text().contains(refusal), words.ends_with("cores"), "{words}");
     }
 }
 

@@ -143,7 +143,7 @@ fn ctrl_c_says_that_the_daemon_goes_on() {
         kill_process(Pid::from_child(&child), Signal::INT).unwrap();
         let ran = Ran::from(child.wait_with_output().unwrap());
         assert_eq!(ran.code, Some(130), "{line}: {}", ran.stderr);
-        assert!(ran.is_one_line_with("goes on in the daemon: see `ebb status web`"), "{line}");
+        assert!(ran.is_one_line_with("goes on: see `ebb status web`"), "{line}");
     }
 }
 

@@ -72,8 +72,9 @@ pub fn recover_all(daemon: &Daemon) -> io::Result<()> {
             (process, stale) => {
                 if let (Some(_), Some(swap)) = (&process, stale) {
                     tracing::error!(
-                        "{name}: its process goes on with the old options: it alone has the swap \
-                         file {}, which was removed, renamed or replaced",
+                        "{name}: its process goes on with the old options: the swap file {} was \
+                         removed, renamed or replaced, and it alone may have it; put the file \
+                         back, and restart ebbd",
                         swap.display()
                     );
                 }

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use ebb_api::{State, VmName};
+use ebb_api::VmName;
 
 use super::apart::{apart, apart_or_log};
-use super::listing::Listing;
 use super::registry::{Daemon, Reserved};
 use super::supervisor::Supervisor;
 use super::vm_process::VmProcess;
 use crate::model::api_error::{Answer, ApiError, failed};
 use crate::model::record::Record;
 use crate::model::task::{TaskResult, Work};
+use crate::support::life::Life;
 
 /// Has a VM managed.
 ///
@@ -63,12 +63,14 @@ async fn begin(daemon: &Daemon, name: VmName, work: Work) -> Answer<()> {
 /// # Errors
 /// One is.
 fn check_unmanaged(daemon: &Daemon, pid: i32) -> Answer<()> {
-    let is_it = |listing: &Listing| {
-        let summary = listing.summary();
-        // The number of a VM that has just ended may be another process's by now.
-        summary.pid == pid && summary.state == State::Managed
+    // The number of a VM that has ended may be another process's by now.
+    let lives = |name: &VmName| match Record::load(&daemon.site().directory(name)) {
+        Ok(Some(record)) => matches!(record.life(), Life::Lives(_)),
+        _ => true,
     };
-    match daemon.listings().into_iter().find(|(_, listing)| is_it(listing)) {
+    let listed = daemon.listings();
+    let mut of_it = listed.into_iter().filter(|(_, listing)| listing.summary().pid == pid);
+    match of_it.find(|(name, _)| lives(name)) {
         Some((name, _)) => {
             Err(ApiError::Taken(format!("process {pid} is managed already, as the VM {name}")))
         }

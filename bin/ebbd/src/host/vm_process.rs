@@ -1,7 +1,9 @@
 //! The process of one VM (`ebbd vm`): how `ebbd` starts it, finds it again, and notices its end.
 
+use std::fs::{self, Metadata};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -97,10 +99,19 @@ impl VmProcess {
     /// Whether the next process can open the swap file that this one has open, by its name.
     pub fn shares_swap(&self, swap: &Path) -> bool {
         let Ok(descriptors) = self.process.descriptors() else { return false };
-        let has = |wanted: &Path| descriptors.iter().any(|(_, link)| Path::new(link) == wanted);
-        // A process that has not begun to serve faults has evicted nothing yet.
-        let serves = has(Path::new("anon_inode:[userfaultfd]"));
-        !serves || swap.canonicalize().is_ok_and(|swap| has(&swap))
+        // A process that does not serve faults yet has evicted nothing that its record does not
+        // lead to.
+        let serves = descriptors.iter().any(|(_, link)| link == "anon_inode:[userfaultfd]");
+        let Ok(wanted) = swap.metadata() else { return !serves };
+        let number = |found: &Metadata| match found.file_type().is_block_device() {
+            true => (0, found.rdev()),
+            false => (found.dev(), found.ino()),
+        };
+        let is = |number_of: i32| {
+            let path = format!("/proc/{}/fd/{number_of}", self.process.pid());
+            fs::metadata(path).is_ok_and(|found| number(&found) == number(&wanted))
+        };
+        !serves || descriptors.iter().any(|(number_of, _)| is(*number_of))
     }
 
     /// Whether the process has ended.

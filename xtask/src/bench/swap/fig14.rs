@@ -101,7 +101,7 @@ fn together(keeper: Keeper, guests: u64, image: &Path) -> anyhow::Result<Figures
     let ground = Ground::new(keeper, medium, [guests * MEMORY_MIB, host_mib])?;
     let booted = ground.boot_all(&setup, guests)?;
     let vms: Vec<&Vm> = booted.iter().map(|(vm, _)| vm).collect();
-    vms.iter().for_each(|vm| vm.be_patient(PATIENCE));
+    vms.iter().for_each(|vm| vm.console().be_patient(PATIENCE));
     let manager = Manager { keeper, vms: &vms, at_work: Mutex::new(vec![false; vms.len()]) };
     rest(&ground, &manager)?;
     let mut figures = Figures::new();

@@ -190,7 +190,7 @@ impl Ground {
         if setup.keeper.linux().is_some() {
             pin::check(self::guest(&vm, setup.memory_mib))?;
         }
-        vm.be_patient(PATIENCE);
+        vm.console().be_patient(PATIENCE);
         Ok(vm)
     }
 
