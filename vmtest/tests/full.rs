@@ -265,6 +265,8 @@ fn a_guest_waits_for_room_in_the_swap_directory() {
     assert!(stuck.contains("--swap-keep-free") && stuck.contains("the guest waits"), "{stuck}");
     assert!(stuck.contains(&format!("ebb limit {} off", vm.name())), "{stuck}");
     until("the log to say so", || host.log().contains("the guest waits").then_some(()));
+    let list = || host.ebb("list").ok();
+    until("the list to say so", || list().contains("the guest waits").then_some(()));
     // This is refused before QEMU is asked, which may not answer.
     let why = vm.ebb("resize 450M").refused();
     assert!(why.contains("waits for room") && why.contains(&stuck), "{why}");

@@ -172,7 +172,7 @@ impl Listing {
         let slow = age.and_then(slow);
         VmSummary {
             state: known.stage.state(),
-            state_reason: known.stage.reason().or(slow),
+            state_reason: known.stage.reason().or(slow).or(known.summary.state_reason.clone()),
             age_ms: age.map(millis),
             ..known.summary.clone()
         }

@@ -1,6 +1,6 @@
 //! The short form of a VM's status: its line in the list.
 
-use ebb_api::{State, VmStatus, VmSummary};
+use ebb_api::{LimitStatus, State, VmStatus, VmSummary};
 
 use super::record::Record;
 
@@ -10,7 +10,7 @@ pub fn of(status: &VmStatus) -> VmSummary {
         name: status.name.clone(),
         pid: status.pid,
         state: status.state,
-        state_reason: status.state_reason.clone(),
+        state_reason: status.state_reason.clone().or_else(|| waits(&status.limit)),
         age_ms: Some(status.age_ms),
         accelerator: status.accelerator,
         backing: status.backing,
@@ -22,6 +22,11 @@ pub fn of(status: &VmStatus) -> VmSummary {
         limit_bytes: status.limit.bytes,
         evicted_bytes: status.limit.saved_bytes.saturating_add(status.limit.on_disk_bytes),
     }
+}
+
+/// Why the guest waits for room, if it does.
+fn waits(limit: &LimitStatus) -> Option<String> {
+    limit.stuck.clone().filter(|_| limit.waits)
 }
 
 /// The short form of a VM that is not recovered yet.

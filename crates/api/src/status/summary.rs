@@ -15,7 +15,8 @@ pub struct VmSummary {
     pub pid: i32,
     /// What Ebb does with the VM.
     pub state: State,
-    /// Why the VM is in this state, and what comes next; null for a managed VM that answers.
+    /// Why the VM is in this state, and what comes next, or why its guest waits for room; null for a
+    /// managed VM that answers and does not wait.
     #[serde(default)]
     pub state_reason: Option<String>,
     /// Age of these figures, in milliseconds; null: there are none yet, and figures that are not on
