@@ -99,8 +99,7 @@ impl VmProcess {
     /// Whether the next process can open the swap file that this one has open, by its name.
     pub fn shares_swap(&self, swap: &Path) -> bool {
         let Ok(descriptors) = self.process.descriptors() else { return false };
-        // A process that does not serve faults yet has evicted nothing that its record does not
-        // lead to.
+        // A process that serves no faults yet has evicted nothing: the next one loses nothing.
         let serves = descriptors.iter().any(|(_, link)| link == "anon_inode:[userfaultfd]");
         let Ok(wanted) = swap.metadata() else { return !serves };
         let number = |found: &Metadata| match found.file_type().is_block_device() {
