@@ -35,3 +35,4 @@ pub mod uffd;
 pub mod uffd_node;
 pub mod uring;
 pub mod user_namespace;
+pub mod vfio;

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
@@ -96,6 +97,26 @@ impl Process {
         match inode_of(&self.proc(&format!("fd/{fd}"))) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             found => found.map(Some),
+        }
+    }
+
+    /// Whether its descriptor `fd` and our `own` share one open file. `false` if it has no such
+    /// descriptor.
+    ///
+    /// # Errors
+    /// As kcmp(2).
+    pub fn shares(&self, fd: i32, own: impl AsFd) -> io::Result<bool> {
+        const FILE: libc::c_int = 0;
+        let (me, own) = (rustix::process::getpid().as_raw_nonzero().get(), own.as_fd());
+        // SAFETY: this call takes five integers and touches no memory of ours.
+        let order =
+            unsafe { libc::syscall(libc::SYS_kcmp, me, self.pid(), FILE, own.as_raw_fd(), fd) };
+        match order {
+            0.. => Ok(order == 0),
+            _ => match io::Error::last_os_error() {
+                error if error.raw_os_error() == Some(libc::EBADF) => Ok(false),
+                error => Err(error),
+            },
         }
     }
 

@@ -131,3 +131,13 @@ fn sees_this_very_process() {
     let copy = me.descriptor(0);
     assert!(copy.is_ok(), "{copy:?}");
 }
+
+#[test]
+fn descriptors_of_one_open_file_are_known_as_such() {
+    let (one, other) = (File::open("/dev/null").unwrap(), File::open("/dev/null").unwrap());
+    let copy = one.try_clone().unwrap();
+    let own = Process::own().unwrap();
+    assert!(own.shares(copy.as_raw_fd(), &one).unwrap());
+    assert!(!own.shares(other.as_raw_fd(), &one).unwrap());
+    assert!(!own.shares(i32::MAX, &one).unwrap());
+}
