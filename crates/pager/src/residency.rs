@@ -76,7 +76,7 @@ impl Residency {
 
     /// Takes over the content of frames as an earlier process left it on record.
     fn take_note(&self, frames: FrameRange, content: Content) -> io::Result<()> {
-        if !matches!(content, Content::Watch { .. }) && !self.frames.devices().unmap(frames) {
+        if !matches!(content, Content::Watch { .. }) && !self.frames.devices().was_taken(frames) {
             // No device is served before the pager exists.
             return Err(io::ErrorKind::ResourceBusy.into());
         }

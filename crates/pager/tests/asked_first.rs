@@ -1,5 +1,6 @@
 //! The page that was touched is there before those that come with it. This process is the guest.
 
+use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Condvar, Mutex};
@@ -27,7 +28,7 @@ struct Gate {
 struct Waits(Arc<Gate>);
 
 impl IoMapping for Waits {
-    fn map(&self, frames: FrameRange) {
+    fn map(&self, frames: FrameRange) -> io::Result<()> {
         if frames != FrameRange::new(ASKED, 1) {
             let gate = &self.0;
             let waits = |has_gone_on: &mut bool| !*has_gone_on;
@@ -35,6 +36,7 @@ impl IoMapping for Waits {
             let waited = gate.changed.wait_timeout_while(has_gone_on, DEADLINE, waits);
             gate.was_late.fetch_or(waited.unwrap().1.timed_out(), SeqCst);
         }
+        Ok(())
     }
 
     fn unmap(&self, _: FrameRange) -> bool {

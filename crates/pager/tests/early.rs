@@ -29,8 +29,9 @@ impl Mapped {
 }
 
 impl IoMapping for Mapped {
-    fn map(&self, frames: FrameRange) {
+    fn map(&self, frames: FrameRange) -> io::Result<()> {
         self.0.lock().unwrap().extend(frames.frames());
+        Ok(())
     }
 
     fn unmap(&self, frames: FrameRange) -> bool {

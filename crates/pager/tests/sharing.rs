@@ -1,6 +1,7 @@
 //! A huge frame that the guest's allocator has back, and touches, beside a device that cannot wait.
 //! This process is the guest.
 
+use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -60,7 +61,9 @@ impl Judge for Evictor {
 struct Beside(Arc<Evictor>);
 
 impl IoMapping for Beside {
-    fn map(&self, _: FrameRange) {}
+    fn map(&self, _: FrameRange) -> io::Result<()> {
+        Ok(())
+    }
 
     fn unmap(&self, _: FrameRange) -> bool {
         true

@@ -38,7 +38,9 @@ type Act = Box<dyn Fn() + Send + Sync>;
 struct Beside(Arc<OnceLock<Act>>);
 
 impl IoMapping for Beside {
-    fn map(&self, _: FrameRange) {}
+    fn map(&self, _: FrameRange) -> io::Result<()> {
+        Ok(())
+    }
 
     fn unmap(&self, _: FrameRange) -> bool {
         true

@@ -15,10 +15,13 @@
 //! An endless loop happens at one place:
 //! - `spin`: the worker's tick.
 //!
+//! A wrong deed happens at one place:
+//! - `unmap`: memory that is about to be punched stays mapped for passed-through devices.
+//!
 //! The process ends at one place:
 //! - `begin`: a VM that begins to be managed has a userfaultfd, and nothing is watched yet.
 //!
-//! Without the variable, `map` does not exist, and each other place costs one look at a constant.
+//! Without the variable, `map` and `unmap` do not exist, and each other place costs one look at a constant.
 
 use std::io;
 use std::sync::LazyLock;
@@ -26,7 +29,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use ebb_api::VmName;
 use ebb_pager::IoMapping;
-use ebb_units::FrameRange;
+use ebb_units::{FrameRange, Gfn};
 
 /// The environment variable. Only the first process of a VM fails, so that the next one gets past
 /// the place.
@@ -101,31 +104,44 @@ fn is_now(wanted: &Wanted) -> bool {
     wanted.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)) == Ok(1)
 }
 
-/// The devices of this VM, with the place `map` in them if that is wanted.
+/// The devices of this VM, with the places `map` and `unmap` in them if those are wanted.
 pub fn devices(devices: Box<dyn IoMapping>, vm: &VmName) -> Box<dyn IoMapping> {
-    match wanted("map", vm) {
-        Some(wanted) => Box::new(Failing { devices, wanted }),
-        None => devices,
+    match (wanted("map", vm), wanted("unmap", vm)) {
+        (None, None) => devices,
+        (map, unmap) => Box::new(Failing { devices, map, unmaps: unmap.is_none() }),
     }
 }
 
 struct Failing {
     devices: Box<dyn IoMapping>,
-    wanted: &'static Wanted,
+    map: Option<&'static Wanted>,
+    unmaps: bool,
 }
 
 impl IoMapping for Failing {
-    fn map(&self, frames: FrameRange) {
-        count(self.wanted);
-        self.devices.map(frames);
+    fn map(&self, frames: FrameRange) -> io::Result<()> {
+        self.map.into_iter().for_each(count);
+        self.devices.map(frames)
     }
 
     fn unmap(&self, frames: FrameRange) -> bool {
-        self.devices.unmap(frames)
+        !self.unmaps || self.devices.unmap(frames)
     }
 
     fn lost(&self, frames: FrameRange) {
         self.devices.lost(frames);
+    }
+
+    fn was_taken(&self, frames: FrameRange) -> bool {
+        self.devices.was_taken(frames)
+    }
+
+    fn allows(&self, block: FrameRange, metadata: Gfn) -> bool {
+        self.devices.allows(block, metadata)
+    }
+
+    fn is_whole(&self) -> bool {
+        self.devices.is_whole()
     }
 
     fn any(&self) -> bool {

@@ -3,6 +3,7 @@
 pub mod freed;
 pub mod restore;
 pub mod shared;
+pub(crate) mod whole;
 pub mod zeros;
 
 use std::io;
@@ -11,6 +12,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use ebb_ledger::Content;
 use ebb_units::{FrameRange, Gfn, HUGE_BYTES};
 
+use crate::fault::installer::whole::Failed;
 use crate::fault::read_ahead::ReadAhead;
 use crate::fault::room::LimitRoom;
 use crate::fault::sentry::Sentry;
@@ -81,6 +83,11 @@ impl Installer {
         // A huge frame that cannot be broken up could never be evicted, once a part of it came by
         // itself.
         let in_parts = || self.folios.can_break_up(gfn.huge()) && self.room.is_short_of(HUGE_BYTES);
+        if matches!(content, Content::Empty { fill: 0, .. }) && self.frames.devices().is_whole() {
+            // Devices would reach the rest of it, too.
+            let is_there = self.fill_whole(gfn.huge(), Failed::Punch)?;
+            return Ok(if is_there { Served::Done } else { Served::Busy });
+        }
         let whole = zero && is_huge() && !in_parts();
         match content {
             _ if whole => self.install_huge(gfn, content),
@@ -106,12 +113,10 @@ impl Installer {
         if !is_ours {
             self.frames.devices().lost(frames);
         }
-        if let Err(error) = self.frames.ram().populate(frames) {
+        let map = || if is_ours { self.frames.devices().map(frames) } else { Ok(()) };
+        if let Err(error) = self.frames.ram().populate(frames).and_then(|()| map()) {
             self.frames.after(held.abandon(), words);
             return Err(error);
-        }
-        if is_ours {
-            self.frames.devices().map(frames);
         }
         self.frames.counters().returned(held.contents());
         self.frames.after(held.unlock(Content::Resident), words);
@@ -129,12 +134,12 @@ impl Installer {
             self.frames.after(held.abandon(), frame);
             return Ok(Served::Busy);
         }
-        if let Err(error) = self.frames.fill(gfn, fill) {
+        // Devices come before the guest, which may hand the frame to one at once.
+        let filled = self.frames.fill(gfn, fill);
+        if let Err(error) = filled.and_then(|()| self.frames.devices().map(frame)) {
             self.frames.after(held.abandon(), frame);
             return Err(error);
         }
-        // Devices come before the guest, which may hand the frame to one at once.
-        self.frames.devices().map(frame);
         self.frames.counters().returned([(frame, content)].into_iter());
         let _ = held.unlock(Content::Resident);
         self.frames.wake(frame).map(Served::done)

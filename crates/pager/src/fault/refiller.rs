@@ -163,12 +163,12 @@ impl Refiller {
     /// here: the caller that gets the error wakes them all at once.
     fn fill_asked(&self, Back { gfn, word, .. }: Back<'_>, page: &Page) -> io::Result<()> {
         let frame = FrameRange::new(gfn, 1);
-        if let Err(error) = self.frames.copy_page(gfn, page) {
+        // Devices come before the guest, which may hand the frame to one at once.
+        let copied = self.frames.copy_page(gfn, page);
+        if let Err(error) = copied.and_then(|()| self.frames.devices().map(frame)) {
             let _ = word.abandon();
             return Err(error);
         }
-        // Devices come before the guest, which may hand the frame to one at once.
-        self.frames.devices().map(frame);
         let _ = self.residency.arrive(gfn, word);
         self.frames.after(true, frame);
         Ok(())
@@ -238,10 +238,10 @@ impl Refiller {
             let frames = FrameRange::new(run[0].gfn, run.len() as u64);
             let at = run[0].page - first;
             let bytes = pages[at..at + run.len()].as_flattened();
-            match self.frames.copy_run(frames, bytes) {
-                // Devices come before the guest, which may hand the frame to one at once.
-                Ok(()) => self.frames.devices().map(frames),
-                Err(_) => failed.push(run[0].page..run[0].page + run.len()),
+            // Devices come before the guest, which may hand the frame to one at once.
+            let copied = self.frames.copy_run(frames, bytes);
+            if copied.and_then(|()| self.frames.devices().map(frames)).is_err() {
+                failed.push(run[0].page..run[0].page + run.len());
             }
         }
         let (lost, kept): (Vec<_>, Vec<_>) =

@@ -1,16 +1,21 @@
 //! Devices that reach the guest's memory by themselves.
 
+use std::io;
 use std::sync::Arc;
 
-use ebb_units::FrameRange;
+use ebb_units::{FrameRange, Gfn};
 
 /// What a device may reach. A device cannot wait for a fault, so a frame is unmapped before it is
 /// punched, and mapped before the guest may use it.
 ///
-/// The methods are called on the fault path: they must not allocate or wait.
+/// The methods are called on the fault path: they must not allocate, and may wait only for a call of
+/// the kernel's that maps or unmaps.
 pub trait IoMapping: Send + Sync {
     /// Lets devices use these frames again; the frames have memory now.
-    fn map(&self, frames: FrameRange);
+    ///
+    /// # Errors
+    /// Devices cannot use all of them yet. So the guest must not go on with any.
+    fn map(&self, frames: FrameRange) -> io::Result<()>;
     /// Forbids devices these frames; on return none uses them. `false`: a device uses one of them
     /// right now. All of them then stay mapped, and must stay resident.
     #[must_use]
@@ -19,6 +24,21 @@ pub trait IoMapping: Send + Sync {
     /// frames to the host. The frames are about to get other memory, while devices still map the
     /// old.
     fn lost(&self, frames: FrameRange);
+    /// Notes at the start that an earlier process had taken these frames, or was about to: devices
+    /// may not use them until [`IoMapping::map`]. `false`: as for [`IoMapping::unmap`].
+    #[must_use]
+    fn was_taken(&self, frames: FrameRange) -> bool {
+        self.unmap(frames)
+    }
+    /// Whether this block may be taken, with the frame that has its metadata write-protected. Where
+    /// it may not, nothing must be protected either.
+    fn allows(&self, _block: FrameRange, _metadata: Gfn) -> bool {
+        true
+    }
+    /// Whether huge frames are mapped and unmapped only as a whole.
+    fn is_whole(&self) -> bool {
+        false
+    }
     /// Whether there may be any such device.
     fn any(&self) -> bool {
         true
@@ -30,7 +50,9 @@ pub trait IoMapping: Send + Sync {
 pub struct NoDevices;
 
 impl IoMapping for NoDevices {
-    fn map(&self, _: FrameRange) {}
+    fn map(&self, _: FrameRange) -> io::Result<()> {
+        Ok(())
+    }
 
     fn unmap(&self, _: FrameRange) -> bool {
         true
@@ -44,8 +66,8 @@ impl IoMapping for NoDevices {
 }
 
 impl<Shared: IoMapping + ?Sized> IoMapping for Arc<Shared> {
-    fn map(&self, frames: FrameRange) {
-        Shared::map(self, frames);
+    fn map(&self, frames: FrameRange) -> io::Result<()> {
+        Shared::map(self, frames)
     }
 
     fn unmap(&self, frames: FrameRange) -> bool {
@@ -54,6 +76,18 @@ impl<Shared: IoMapping + ?Sized> IoMapping for Arc<Shared> {
 
     fn lost(&self, frames: FrameRange) {
         Shared::lost(self, frames);
+    }
+
+    fn was_taken(&self, frames: FrameRange) -> bool {
+        Shared::was_taken(self, frames)
+    }
+
+    fn allows(&self, block: FrameRange, metadata: Gfn) -> bool {
+        Shared::allows(self, block, metadata)
+    }
+
+    fn is_whole(&self) -> bool {
+        Shared::is_whole(self)
     }
 
     fn any(&self) -> bool {

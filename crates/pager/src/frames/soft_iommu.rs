@@ -8,6 +8,7 @@
 //! and gets other memory without a call of [`IoMapping`], a device still uses the old memory. Here
 //! such a frame counts as not mapped.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -67,6 +68,12 @@ impl SoftIommu {
         frames.frames().for_each(|gfn| self.pins.unpin(gfn));
     }
 
+    fn allow(&self, frames: FrameRange) {
+        for (word, bits) in self.words(frames) {
+            word.fetch_or(bits, Release);
+        }
+    }
+
     fn is_usable(&self, gfn: Gfn) -> bool {
         let is_mapped = self.word(gfn).is_some_and(|(word, bit)| word.load(Acquire) & bit != 0);
         is_mapped && !self.stays_hole(gfn)
@@ -104,10 +111,9 @@ impl SoftIommu {
 }
 
 impl IoMapping for SoftIommu {
-    fn map(&self, frames: FrameRange) {
-        for (word, bits) in self.words(frames) {
-            word.fetch_or(bits, Release);
-        }
+    fn map(&self, frames: FrameRange) -> io::Result<()> {
+        self.allow(frames);
+        Ok(())
     }
 
     fn unmap(&self, frames: FrameRange) -> bool {
@@ -116,7 +122,7 @@ impl IoMapping for SoftIommu {
         }
         let in_use = self.pins.has_any(frames);
         if in_use {
-            self.map(frames);
+            self.allow(frames);
         }
         !in_use
     }
@@ -169,7 +175,7 @@ mod tests {
                 assert_eq!(iommu.pin(run(gfn, 1)).is_err(), refused, "{start}, {count}, {gfn}");
             }
             assert_eq!(iommu.pin(run(0, 512)), Err(Gfn(start)));
-            iommu.map(run(start, count));
+            iommu.allow(run(start, count));
             assert_eq!(iommu.pin(run(0, 512)), Ok(()));
         }
     }
@@ -207,7 +213,7 @@ mod tests {
         iommu.lost(run(0, 512));
         iommu.ram.populate(run(7, 2)).unwrap();
         assert_eq!(iommu.pin(run(0, 512)), Err(Gfn(7)));
-        iommu.map(run(7, 1));
+        iommu.allow(run(7, 1));
         assert_eq!(iommu.pin(run(0, 512)), Err(Gfn(8)));
         assert_eq!(iommu.pin(run(9, 503)), Ok(()));
     }
@@ -238,7 +244,7 @@ mod tests {
                     unmapped[gfn as usize].store(1, Relaxed);
                     std::hint::spin_loop();
                     unmapped[gfn as usize].store(0, Relaxed);
-                    iommu.map(run(gfn, 1));
+                    iommu.allow(run(gfn, 1));
                     taken += 1;
                 }
             }

@@ -5,6 +5,7 @@ use std::io;
 use ebb_ledger::Content;
 use ebb_units::{FrameRange, Gfn};
 
+use crate::fault::installer::whole::Failed;
 use crate::frames::words::{Served, again};
 use crate::give_back::Returner;
 use crate::support::counters::subtract;
@@ -39,8 +40,9 @@ impl Returner {
     /// daemon of an older version, is protected until now; its slot is not claimed.
     ///
     /// # Errors
-    /// As lseek(2) and ioctl_userfaultfd(2).
+    /// As lseek(2) and ioctl_userfaultfd(2), and as [`crate::IoMapping::map`].
     pub fn settle(&self) -> io::Result<()> {
+        let is_whole = self.frames.devices().is_whole();
         for (frames, content) in self.frames.off_record() {
             let there = match content {
                 Content::Watch { .. } | Content::Unplugged => false,
@@ -50,8 +52,13 @@ impl Returner {
                 Content::Empty { .. } if !self.frames.ram().knows_holes(frames) => false,
                 _ => !self.frames.ram().is_hole(frames)?,
             };
-            if there {
-                frames.frames().try_for_each(|gfn| self.settle_frame(gfn, content))?;
+            match content {
+                _ if !there => {}
+                // A part that is locked or of another kind was never empty as a whole.
+                Content::Empty { .. } if is_whole => {
+                    self.installer.fill_whole(frames.start.huge(), Failed::Keep)?;
+                }
+                _ => frames.frames().try_for_each(|gfn| self.settle_frame(gfn, content))?,
             }
         }
         Ok(())
@@ -65,11 +72,14 @@ impl Returner {
             return Ok(());
         }
         let Ok(held) = self.frames.ledger().lock_frame(gfn) else { return Ok(()) };
+        if let Err(error) = self.frames.devices().map(frame) {
+            self.frames.after(held.abandon(), frame);
+            return Err(error);
+        }
         let open = self.frames.unprotect_if_watched(frame);
         if let Content::Empty { .. } = held.content() {
             subtract(&self.frames.counters().empty_frames, 1);
         }
-        self.frames.devices().map(frame);
         let wanted = self.residency.arrive(gfn, held);
         self.frames.after(wanted, frame);
         open

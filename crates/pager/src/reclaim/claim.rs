@@ -67,11 +67,14 @@ impl<'p> Claim<'p> {
     /// Records that the block is about to be reclaimed. `record`: the ledger notes its frames, each
     /// filled with the byte `fill` from now on.
     ///
-    /// `None`: the guest wants it, or part of it is locked; the claim is given up.
+    /// `None`: the guest wants it, part of it is locked, or it cannot be filled; the claim is given
+    /// up.
     pub fn commit(mut self, record: bool, fill: u8) -> Option<Committed<'p>> {
         let mut parts: Words<'p> = [None, None];
         debug_assert_eq!(self.watch.content(), Content::Resident, "{:?}", self.metadata);
-        let held = !record || self.lock_parts(&mut parts);
+        // A touch of one frame fills that frame, and devices would reach the unfilled rest.
+        let can_fill = fill == 0 || !self.blocks.frames.devices().is_whole();
+        let held = can_fill && (!record || self.lock_parts(&mut parts));
         if !held || !self.watch.commit(Content::Watch { head: self.head, order: self.order }) {
             for part in parts.into_iter().flatten() {
                 let frames = part.frames();
@@ -193,14 +196,16 @@ impl Blocks {
     /// Locks and protects the metadata of a block that looked free. The caller must look again now,
     /// and then commit or give the claim up.
     ///
-    /// `None`: the block is reclaimed already, or another thread works on it.
+    /// `None`: the block is reclaimed already, another thread works on it, or devices do not allow
+    /// it.
     ///
     /// # Errors
     /// As ioctl_userfaultfd(2).
     pub fn claim(&self, metadata: Gfn, head: Gfn, order: u8) -> io::Result<Option<Claim<'_>>> {
-        let inside =
-            self.frames.ram().range(FrameRange::block(head, order.min(MAX_ORDER))).is_some()
-                && self.frames.ram().region_of(metadata).is_some();
+        let block = FrameRange::block(head, order.min(MAX_ORDER));
+        let inside = self.frames.ram().range(block).is_some()
+            && self.frames.ram().region_of(metadata).is_some()
+            && self.frames.devices().allows(block, metadata);
         if order > MAX_ORDER || !inside || self.frames.split(metadata.huge()).is_err() {
             return Ok(None);
         }

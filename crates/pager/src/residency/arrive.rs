@@ -23,8 +23,7 @@ impl Residency {
         }
         self.frames.copy_page(gfn, &page)?;
         // Devices come before the guest, which may hand the frame to one at once.
-        self.frames.devices().map(FrameRange::new(gfn, 1));
-        Ok(())
+        self.frames.devices().map(FrameRange::new(gfn, 1))
     }
 
     /// Notes in the word that the frame's page is there. The frame keeps the slot of its content if

@@ -193,15 +193,20 @@ impl Residency {
 
     /// After a restart, before [`crate::Returner::settle`] and any fault: makes those frames
     /// resident on record that a dead daemon had locked, if they are empty on record and all of
-    /// their memory is there.
+    /// their memory is there. Those that are resident on record may have been unmapped for devices
+    /// already, and are mapped again.
     ///
     /// Their memory is not punched now, though the guest's allocator may call it the host's: the
     /// guest may have been reset since, and its next kernel uses memory that is there without a
     /// fault. A hugetlb file does not tell what is there: a hole of it reads as zeros just as well.
     ///
     /// # Errors
-    /// As lseek(2) and ioctl_userfaultfd(2).
+    /// As lseek(2) and ioctl_userfaultfd(2), and as [`crate::IoMapping::map`].
     pub fn settle_locked(&self, frames: FrameRange, content: Content) -> io::Result<()> {
+        if content == Content::Resident {
+            let mut parts = self.frames.ram().parts(frames);
+            return parts.try_for_each(|part| self.frames.devices().map(part));
+        }
         let is_empty = matches!(content, Content::Empty { fill: 0, .. });
         if !is_empty
             || self.frames.ram().range(frames).is_none()
@@ -210,9 +215,12 @@ impl Residency {
             return Ok(());
         }
         let Some(held) = self.frames.lock_words(frames) else { return Ok(()) };
+        if let Err(error) = self.frames.devices().map(frames) {
+            self.frames.after(held.abandon(), frames);
+            return Err(error);
+        }
         let open = self.frames.unprotect_if_watched(frames);
         subtract(&self.frames.counters().empty_frames, frames.count);
-        self.frames.devices().map(frames);
         let wanted = held.unlock(Content::Resident);
         self.frames.after(wanted, frames);
         open

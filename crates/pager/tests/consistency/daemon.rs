@@ -241,8 +241,9 @@ impl GuestDisk for Source {
 struct Points(Arc<Fuse>);
 
 impl IoMapping for Points {
-    fn map(&self, _: FrameRange) {
+    fn map(&self, _: FrameRange) -> io::Result<()> {
         self.0.point();
+        Ok(())
     }
 
     fn unmap(&self, _: FrameRange) -> bool {

@@ -1,5 +1,6 @@
 //! Daemons that die, and what the next one finds of kept slots.
 
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -18,7 +19,9 @@ use crate::daemon::{Daemon, first_of};
 struct Dies(Arc<AtomicU64>);
 
 impl IoMapping for Dies {
-    fn map(&self, _: FrameRange) {}
+    fn map(&self, _: FrameRange) -> io::Result<()> {
+        Ok(())
+    }
 
     fn unmap(&self, _: FrameRange) -> bool {
         assert!(self.0.load(Relaxed) == 0, "the daemon dies here");

@@ -20,11 +20,11 @@ impl Installer {
         debug_assert!(held.content().is_evicted(), "{gfn:?}: {:?}", held.content());
         let frame = FrameRange::new(gfn, 1);
         // Zeros until somebody writes: the same as a hole that is resident on record.
-        if let Err(error) = self.frames.fill(gfn, 0) {
+        let filled = self.frames.fill(gfn, 0);
+        if let Err(error) = filled.and_then(|()| self.frames.devices().map(frame)) {
             self.frames.after(held.abandon(), frame);
             return Err(error);
         }
-        self.frames.devices().map(frame);
         // The frame will never hold the slot's content again.
         let _ = self.residency.leave(gfn, held, Content::Resident);
         self.frames.wake(frame).map(|()| Served::Done)

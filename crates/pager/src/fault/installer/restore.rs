@@ -6,6 +6,7 @@ use ebb_ledger::Content;
 use ebb_units::{FRAMES_PER_HUGE, FrameRange, Gfn};
 
 use crate::fault::installer::Installer;
+use crate::fault::installer::whole::Failed;
 use crate::folios::Grain;
 use crate::frames::words::EMPTY;
 use crate::frames::words::Served;
@@ -52,6 +53,9 @@ impl Installer {
     /// `false`: another thread has locked a part of it. A frame that is not empty stays what it is:
     /// it was touched early, and may have been evicted since.
     pub(crate) fn refill(&self, frames: FrameRange) -> io::Result<bool> {
+        if self.frames.devices().is_whole() {
+            return self.fill_whole(frames.start.huge(), Failed::Punch);
+        }
         // Huge frames of blocks that were not recorded were not split either.
         if frames.count < FRAMES_PER_HUGE && self.frames.split(frames.start.huge()).is_err() {
             return Ok(false);
@@ -76,8 +80,11 @@ impl Installer {
             return Err(error);
         }
         let empty = |content| matches!(content, Content::Empty { .. });
-        for (part, _) in held.contents().filter(|(_, content)| empty(*content)) {
-            self.frames.devices().map(part);
+        let map = |(part, _)| self.frames.devices().map(part);
+        let mapped = held.contents().filter(|(_, content)| empty(*content)).try_for_each(map);
+        if let Err(error) = mapped {
+            self.frames.after(held.abandon(), frames);
+            return Err(error);
         }
         self.frames.counters().returned(held.contents());
         let back = |content| if empty(content) { Content::Resident } else { content };

@@ -10,6 +10,7 @@ use ebb_ledger::Content;
 use ebb_units::{FrameRange, Gfn, HugeFrame};
 
 use crate::fault::installer::Installer;
+use crate::fault::installer::whole::Failed;
 use crate::frames::words::{Served, again};
 
 impl Installer {
@@ -40,7 +41,7 @@ impl Installer {
             return Ok(if is_shared { None } else { Some(Served::Busy) });
         }
         let frames = held.frames();
-        if let Err(error) = self.fill_unseen(frames) {
+        if let Err(error) = self.fill_unseen(frames, Failed::Punch) {
             held.abandon();
             return Err(error);
         }
@@ -56,25 +57,6 @@ impl Installer {
         // A touch that was marked meanwhile is woken with the rest.
         let _ = held.unlock(Content::Resident);
         open.and(self.frames.wake(frames)).map(|()| Some(Served::Done))
-    }
-
-    /// Gives all of a locked huge frame memory, and maps it for devices. Other vCPUs that got a
-    /// part of it, and found E set, touch it too. They would go on as soon as their own page is
-    /// there: before devices may use it, and before the rest is there.
-    fn fill_unseen(&self, frames: FrameRange) -> io::Result<()> {
-        if !self.frames.devices().any() {
-            // A touch of a page that is not there yet faults, and waits.
-            return self.frames.ram().populate(frames);
-        }
-        // The protection stops them, as their touch is a write. Huge pages need it too: the host
-        // may have none just now.
-        self.frames.protect(frames)?;
-        let filled = self.frames.ram().populate(frames);
-        match filled {
-            Ok(()) => self.frames.devices().map(frames),
-            Err(_) => self.frames.unprotect(frames)?,
-        }
-        filled
     }
 
     /// Gives memory to the empty frames of a huge frame.

@@ -96,9 +96,13 @@ impl Installer {
             Ok(done) => done,
             Err(error) => return (Err(error), held.abandon()),
         };
+        if content == EMPTY
+            && let Err(error) = self.frames.devices().map(done)
+        {
+            return (Err(error), held.abandon());
+        }
         let wanted = match content {
             EMPTY => {
-                self.frames.devices().map(done);
                 self.frames.counters().returned([(done, EMPTY)].into_iter());
                 let (held, wanted) = match held.frames().count > done.count {
                     true => held.keep(done.count),
