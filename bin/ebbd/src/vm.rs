@@ -8,6 +8,7 @@ mod hyperalloc;
 pub mod limit;
 mod make_pager;
 mod member;
+pub mod passed_through;
 pub mod publisher;
 pub mod ready;
 mod reclaim;

@@ -42,8 +42,10 @@ pub enum Reach {
 /// What reaches the memory other than through the VMM's address space, or why the memory must stay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DeviceKind {
-    /// A passed-through device.
+    /// A passed-through device whose memory stays mapped in the host's IOMMU.
     Vfio,
+    /// A passed-through device whose memory Ebb maps and unmaps there, piece by piece.
+    VfioInPieces,
     /// A virtio device in hardware, or one by VDUSE.
     Vdpa,
     /// Memory registered with an RDMA network card.
@@ -73,7 +75,8 @@ impl DeviceKind {
             | DeviceKind::Rdma
             | DeviceKind::Confidential
             | DeviceKind::SharedMigration => Reach::Nothing,
-            DeviceKind::VhostUser
+            DeviceKind::VfioInPieces
+            | DeviceKind::VhostUser
             | DeviceKind::OtherProcess
             | DeviceKind::VhostScsi
             | DeviceKind::Udmabuf
@@ -86,6 +89,10 @@ impl DeviceKind {
         match self {
             DeviceKind::Vfio | DeviceKind::Vdpa => {
                 "its DMA needs memory that stays where it is, and Ebb does not drive its IOMMU"
+            }
+            DeviceKind::VfioInPieces => {
+                "its DMA cannot wait for memory in use; free memory is mapped before the guest may \
+                 use it"
             }
             DeviceKind::Rdma => "it pins memory for the network card",
             DeviceKind::Confidential => "the host cannot read or move the memory of such a guest",

@@ -130,6 +130,9 @@ pub struct Record {
     pub regions: Vec<RegionRecord>,
     /// Totals that outlive a daemon.
     pub totals: Totals,
+    /// Its passed-through devices, if it was started with any.
+    #[serde(default)]
+    pub passed_through: Option<PassedRecord>,
     /// Digest of the note of the kernel that memory was reclaimed or evicted from; none: there is
     /// no such memory.
     #[serde(default)]
@@ -137,6 +140,18 @@ pub struct Record {
     /// Whose digests are in the file beside it; 0: of a daemon that made none.
     #[serde(default)]
     pub digests: u64,
+}
+
+/// Passed-through devices on record.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PassedRecord {
+    /// Whether the memory is mapped in pieces, each as the ledger says. If not, it is mapped as QEMU
+    /// has mapped it, or partly in pieces: the guest has not begun.
+    pub in_pieces: bool,
+    /// Number of the container in QEMU.
+    pub container: i32,
+    /// Numbers of the devices in QEMU.
+    pub devices: Vec<i32>,
 }
 
 /// A target on record.

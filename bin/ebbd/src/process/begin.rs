@@ -37,7 +37,7 @@ use crate::vm::context::VmContext;
 use crate::vm::context::mailbox::Command;
 use crate::vm::ready::Ready;
 use crate::vm::recover::{NotRecovered, recover};
-use crate::vm::{detach, devices};
+use crate::vm::{detach, devices, passed_through};
 
 /// A VM whose faults are served.
 pub struct Begun {
@@ -155,13 +155,18 @@ fn run(site: &Site, request: &RunRequest, directory: &Path) -> Answer<Begun> {
     let with = (&served.0, records.as_slice(), &plan);
     let mut started = start(request, backing.value, directories, with)?;
     let served_names = launch::served_names(request.disks.len(), records.len());
-    let found = devices::of_new(&started.process, &mut started.qmp, &served_names)?;
+    let passed = passed_through::take_new(&started.process, request)?;
+    let found = devices::of_new(&started.process, &mut started.qmp, (&served_names, &passed))?;
     if let Some(tiers) = &tiers {
         tiers::check(tiers, backing.value, &found)?;
     }
     let accelerator = host_facts::accelerator();
-    let mode =
-        host_facts::mode(request.mode, request.strict_disk().map(|disk| disk.path.as_path()));
+    let mode = match passed {
+        Some(_) => Chosen::new(Mode::Strict, passed_through::WHY_STRICT),
+        None => {
+            host_facts::mode(request.mode, request.strict_disk().map(|disk| disk.path.as_path()))
+        }
+    };
     let made =
         (Chosen { value: api(accelerator.value), reason: accelerator.reason }, backing, mode);
     let qmp = directory.join("qmp.sock");
@@ -179,11 +184,18 @@ fn run(site: &Site, request: &RunRequest, directory: &Path) -> Answer<Begun> {
         cpus: request.cpus,
         swap: tiers.as_ref().and_then(|tiers| tiers.file.clone()).unwrap_or(known.swap),
         tiers,
+        min_order: match passed {
+            Some(_) => known.min_order.max(passed_through::MIN_ORDER),
+            None => known.min_order,
+        },
+        passed_through: passed
+            .as_ref()
+            .map(|held| passed_through::on_record(held.numbers(), false)),
         ..known
     };
     let Started { children, process, ram, qmp } = started;
     let (pid, qemu_process) = (process.pid(), process.try_clone());
-    let ready = serve(attach_vm(process, ram, qmp, served, record, directory)?)?;
+    let ready = serve(attach_vm(process, ram, qmp, (served, passed), record, directory)?)?;
     // A mark that stays does no harm: the record has precedence.
     let _ = starting::unmark(directory);
     let qemu_process = qemu_process.map_err(failed("QEMU"))?;
@@ -255,7 +267,7 @@ fn attach(site: &Site, request: &AttachRequest, directory: &Path) -> Answer<Read
     let process = takeover::open(request.pid).map_err(not_allowed)?;
     let (path, mut qmp) =
         takeover::connect(&process, request.qmp.as_deref()).map_err(not_allowed)?;
-    devices::of_new(&process, &mut qmp, &[])?;
+    devices::of_new(&process, &mut qmp, (&[], &None))?;
     let ram = layout::discover(&process, &mut qmp).map_err(not_allowed)?;
     let hugetlb = ram.files().iter().any(|file| file.is_hugetlb().unwrap_or(false));
     let backing = host_facts::backing_of(&ram, hugetlb);
@@ -265,7 +277,7 @@ fn attach(site: &Site, request: &AttachRequest, directory: &Path) -> Answer<Read
     let mut record = record_of(site, &request.name, &process, path, made, min_order)?;
     origin::restore(&mut record, directory);
     let disks = Disks::none().map_err(failed("a random key"))?;
-    let with = (disks, Growth::none());
+    let with = ((disks, Growth::none()), None);
     serve(attach_vm(process, ram, qmp, with, record, directory)?)
 }
 
@@ -316,6 +328,7 @@ fn record_of(
         cpus: 0,
         swap: site.swap_path(name, process.pid()),
         tiers: None,
+        passed_through: None,
         settings: site.settings,
         regions: Vec::new(),
         totals: Totals::default(),

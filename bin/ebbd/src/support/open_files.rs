@@ -46,6 +46,11 @@ impl Descriptors {
         Ok(Descriptors { process: Arc::clone(process), count, links: process.descriptors()? })
     }
 
+    /// Their numbers, and what each led to.
+    pub fn all(&self) -> &Links {
+        &self.links
+    }
+
     /// What each descriptor led to.
     pub fn links(&self) -> impl Iterator<Item = &str> {
         self.links.iter().map(|(_, link)| link.as_str())

@@ -7,6 +7,7 @@ use std::sync::mpsc::Receiver;
 
 use ebb_api::{Backing, Mode};
 use ebb_pager::{Pager, Restored};
+use ebb_passthrough::{Held, PassedThrough};
 use ebb_served::SharedDisks;
 use ebb_sys::process::Process;
 use ebb_sys::uffd::Uffd;
@@ -18,6 +19,7 @@ use super::context::{ContextParts, VmContext};
 use super::detach;
 use super::devices::unplugged;
 use super::make_pager::{self, Made};
+use super::passed_through;
 use crate::helpers::injector;
 use crate::model::api_error::{Answer, failed, not_allowed, unsaved};
 use crate::model::record::{Record, RegionRecord};
@@ -26,7 +28,7 @@ use crate::serve::growth::Growth;
 use crate::support::failpoint;
 use crate::system::{remains, small_pages};
 
-/// Attaches a VM whose RAM was found. Nothing in the VMM has changed before this call, and if it
+/// Attaches a VM whose RAM was found. `held`: QEMU's descriptors of passed-through devices. Nothing in the VMM has changed before this call, and if it
 /// fails, nothing stays changed.
 ///
 /// # Errors
@@ -35,14 +37,14 @@ pub fn attach(
     process: Process,
     ram: Ram,
     qmp: Qmp,
-    (disks, growth): (Disks, Growth),
+    ((disks, growth), held): ((Disks, Growth), Option<Held>),
     mut record: Record,
     directory: &Path,
 ) -> Answer<(VmContext, Receiver<Command>)> {
-    describe(&process, &ram, &disks.shared, &mut record)?;
+    describe(&process, &ram, disks.shared.is_strict() || held.is_some(), &mut record)?;
     let swap_was_there = record.swap.exists();
-    let made = make(&process, ram, (&disks, &growth), &mut record, directory);
-    let (pager, restored) = match made {
+    let made = make(&process, ram, (&disks, &growth, held), &mut record, directory);
+    let Attached { pager, restored, passed } = match made {
         Ok(made) => made,
         Err(refused) => {
             // Leaves the VMM as it was. The reason for the refusal matters more than a second
@@ -58,19 +60,28 @@ pub fn attach(
     small_pages::mind(&pager, &process, &record);
     make_pager::forget_with(&pager, Arc::clone(&disks.shared), &growth);
     let qmp = Some(qmp);
-    let parts = ContextParts { process, pager, restored, qmp, record, directory, disks, growth };
-    Ok(VmContext::new(parts))
+    Ok(VmContext::new(ContextParts {
+        process,
+        pager,
+        restored,
+        qmp,
+        record,
+        directory,
+        disks,
+        growth,
+        passed,
+    }))
 }
 
-/// Describes the VM's memory in the record.
-fn describe(process: &Process, ram: &Ram, shared: &SharedDisks, record: &mut Record) -> Answer<()> {
+/// Describes the VM's memory in the record. `fills`: a device that cannot wait is to use it.
+fn describe(process: &Process, ram: &Ram, fills: bool, record: &mut Record) -> Answer<()> {
     let inodes: Vec<u64> = { ram.files().iter() }
         .map(|backing| backing.identity().map(|(_, inode)| inode))
         .collect::<io::Result<_>>()
         .map_err(failed("the VM's RAM"))?;
     record.regions =
         ram.regions().map(|region| RegionRecord::new(region, inodes[region.file])).collect();
-    if shared.is_strict() {
+    if fills {
         fill(ram)?;
     }
     let resident = ram.resident_bytes().map_err(failed("the VM's RAM"))?;
@@ -84,15 +95,22 @@ fn describe(process: &Process, ram: &Ram, shared: &SharedDisks, record: &mut Rec
     make_pager::own_digests(record).map_err(failed("random numbers"))
 }
 
+/// A pager whose VM has a userfaultfd, and what belongs to it.
+struct Attached {
+    pager: Arc<Pager>,
+    restored: Receiver<Restored>,
+    passed: Option<Arc<PassedThrough>>,
+}
+
 /// Makes the userfaultfd in the VMM, and the pager over it. Writes the record before, once the
 /// userfaultfd is there, and after. If it fails, no memory is watched.
 fn make(
     process: &Process,
     ram: Ram,
-    (disks, growth): (&Disks, &Growth),
+    (disks, growth, held): (&Disks, &Growth, Option<Held>),
     record: &mut Record,
     directory: &Path,
-) -> Answer<(Arc<Pager>, Receiver<Restored>)> {
+) -> Answer<Attached> {
     let save = |record: &Record| record.save(directory).map_err(unsaved("the VM's record"));
     save(record)?;
     // After the record is there: of two that begin at once, one at least sees the other.
@@ -107,14 +125,18 @@ fn make(
     })?;
     record.making = Some(number);
     save(record)?;
-    let (pager, restored) = make_pager(process, number, ram, &disks.shared, record, directory)?;
+    let with = (&disks.shared, held);
+    let Made { pager, restored, passed } =
+        make_pager(process, number, ram, with, record, directory)?;
     let pager = Arc::new(pager);
+    // Before anything is watched: the kernel maps nothing for devices that is.
+    passed_through::convert(passed.as_deref(), false, record, save)?;
     let begun = begin(&pager, growth, record).and_then(|()| {
         (record.userfaultfd, record.making) = (Some(number), None);
         save(record)
     });
     match begun {
-        Ok(()) => Ok((pager, restored)),
+        Ok(()) => Ok(Attached { pager, restored, passed }),
         Err(refused) => {
             // The userfaultfd may stay in QEMU: then nobody would serve what waits for it.
             if let Err(error) = pager.frames().unwatch_all() {
@@ -140,13 +162,15 @@ fn begin(pager: &Arc<Pager>, growth: &Growth, record: &Record) -> Answer<()> {
     failpoint::fails("attach", &record.name).map_err(failed("the VM"))
 }
 
-/// Makes all memory resident before a device that cannot wait may use it, as for a device that is
-/// passed through.
-fn fill(ram: &Ram) -> Answer<()> {
+/// Makes all memory resident before a device that cannot wait may use it: a disk in strict DMA mode,
+/// or a device that is passed through. The kernel maps no hole of watched memory for the latter, and
+/// QEMU would end for that.
+pub(super) fn fill(ram: &Ram) -> Answer<()> {
     let mut regions = ram.regions();
     regions.try_for_each(|region| ram.populate(region.frames())).map_err(|error| {
         not_allowed(format!(
-            "a disk with dma=strict needs all of the VM's memory at the start: {error}"
+            "a device that cannot wait (dma=strict, or passed through) needs all of the VM's \
+             memory at the start: {error}"
         ))
     })
 }
@@ -155,7 +179,7 @@ fn make_pager(
     process: &Process,
     number: i32,
     ram: Ram,
-    shared: &Arc<SharedDisks>,
+    with: (&Arc<SharedDisks>, Option<Held>),
     record: &Record,
     directory: &Path,
 ) -> Answer<Made> {
@@ -165,8 +189,8 @@ fn make_pager(
     make_pager::prepare(&ram, record.backing);
     let ledger = make_pager::new_ledger(&ram, record, directory).map_err(failed("the VM"))?;
     let store = make_pager::store(&ram, None, record, directory).map_err(failed("the VM"))?;
-    let made = make_pager::pager(ram, (ledger, store), uffd, shared, record, directory);
-    let (pager, restored) = made.map_err(failed("the VM"))?;
-    unplugged::mind(&pager, process).map_err(failed("the VM"))?;
-    Ok((pager, restored))
+    let made = make_pager::pager(ram, (ledger, store), uffd, with, record, directory);
+    let made = made.map_err(failed("the VM"))?;
+    unplugged::mind(&made.pager, process).map_err(failed("the VM"))?;
+    Ok(made)
 }

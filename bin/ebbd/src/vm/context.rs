@@ -25,6 +25,7 @@ use std::sync::mpsc::Receiver;
 
 use ebb_api::VmName;
 use ebb_pager::{Pager, Restored};
+use ebb_passthrough::PassedThrough;
 use ebb_reclaim::limit::marks::Marks;
 use ebb_sys::process::Process;
 use ebb_units::HUGE_BYTES;
@@ -77,6 +78,8 @@ pub struct VmContext {
     pub guest: KnownGuest,
     /// The devices that reach the VM's memory by themselves.
     pub reaching: Reaching,
+    /// Its passed-through devices, if it was started with any.
+    pub passed: Option<Arc<PassedThrough>>,
     /// The mechanisms that can change the VM's size, as QEMU last reported them.
     pub capabilities: Option<Capabilities>,
     /// While the store has no room: what is full, and what to do about it.
@@ -101,14 +104,25 @@ pub struct ContextParts<'a> {
     pub disks: Disks,
     /// See [`VmContext::growth`].
     pub growth: Growth,
+    /// See [`VmContext::passed`].
+    pub passed: Option<Arc<PassedThrough>>,
 }
 
 impl VmContext {
     /// Returns a context that knows nothing of its guest and devices and serves no faults yet, and
     /// the receiver of the worker's commands.
     pub fn new(parts: ContextParts<'_>) -> (VmContext, Receiver<Command>) {
-        let ContextParts { process, pager, restored, qmp, record, directory, disks, growth } =
-            parts;
+        let ContextParts {
+            process,
+            pager,
+            restored,
+            qmp,
+            record,
+            directory,
+            disks,
+            growth,
+            passed,
+        } = parts;
         let (mailbox, commands) = Mailbox::new();
         let guest = KnownGuest::new(record.start_ticks, record.settings.metadata_by);
         let is_silent = pager.room().evictor_waits();
@@ -125,6 +139,7 @@ impl VmContext {
             service: None,
             guest,
             reaching: Reaching::default(),
+            passed,
             capabilities: None,
             no_room: None,
         };
@@ -270,6 +285,20 @@ impl VmContext {
         match started {
             Ok(service) => self.service = Some(service),
             Err(error) => tracing::error!("the fault thread: {error}"),
+        }
+    }
+
+    /// Stops a guest that runs. It goes on once the worker finds nothing against it, even if only
+    /// the next process brings that about.
+    pub fn stop_guest(&mut self) {
+        let Some(qmp) = self.qmp.socket() else { return };
+        let state = qmp.execute("query-status", json!({}));
+        if !state.is_ok_and(|state| state.get("running").is_some_and(|runs| runs == true)) {
+            return;
+        }
+        self.record.note(|record| record.begin = true);
+        if let Err(error) = self.command_guest("stop") {
+            tracing::error!("it was not stopped: {error}");
         }
     }
 

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use ebb_api::{MayTake, ReachStatus, ReachingDevice};
 use ebb_pager::OpenGate;
+use ebb_passthrough::{Covers, Held};
 use ebb_sys::process::Process;
 use ebb_units::Bytes;
 use ebb_vm::layout::Added;
@@ -23,6 +24,7 @@ use ebb_vm::{Qmp, launch, takeover};
 
 use self::unplugged::Unplugged;
 use super::context::VmContext;
+use super::passed_through;
 use crate::model::api_error::{Answer, failed, not_allowed};
 use crate::model::record::Record;
 use crate::support::open_files::{Descriptors, OpenFiles};
@@ -155,7 +157,11 @@ impl Devices {
         // Descriptors that come after this are seen at the next glance.
         let seen = Descriptors::now(&process).map_err(text)?;
         let mut found = reach::of_descriptors(seen.links());
+        let covers = passed_through::keep(cx, &process, seen.all());
         self.process = Some(process);
+        if covers == Covers::All {
+            passed_through::in_pieces(&mut found);
+        }
         // These count even if QEMU does not answer, one of each kind.
         for device in &found {
             if !cx.reaching.found.iter().any(|known| known.kind == device.kind) {
@@ -166,6 +172,9 @@ impl Devices {
         let qmp = cx.qmp.socket().ok_or("its QMP socket does not answer")?;
         let served_names = own_names(&cx.record);
         found.extend(reach::of_vmm(qmp, &served_names, end).map_err(|error| error.to_string())?);
+        if covers == Covers::All {
+            passed_through::in_pieces(&mut found);
+        }
         (cx.reaching.found, cx.reaching.descriptors) = (found, Some(Arc::new(seen)));
         self.ask_migration(cx, end)?;
         // Last, because what may be reclaimed or evicted does not depend on it.
@@ -294,19 +303,23 @@ impl Devices {
     }
 }
 
-/// Returns the devices of a VM that is about to be attached.
+/// Returns the devices of a VM that is about to be attached. `passed`: its descriptors of
+/// passed-through devices.
 ///
 /// # Errors
 /// The VMM does not tell, or nothing may be reclaimed beside its devices: why.
 pub fn of_new(
     process: &Process,
     qmp: &mut Qmp,
-    served_names: &[String],
+    (served_names, passed): (&[String], &Option<Held>),
 ) -> Answer<Vec<MemoryUser>> {
     let links = process.descriptors().map_err(failed("QEMU's descriptors"))?;
     let mut found = reach::of_descriptors(links.iter().map(|(_, link)| link.as_str()));
     let end = reach::end_of_look();
     found.extend(reach::of_vmm(qmp, served_names, end).map_err(failed("its devices"))?);
+    if passed.is_some() {
+        passed_through::in_pieces(&mut found);
+    }
     found.extend(reach::of_migration(qmp, end).map_err(failed("its migration"))?.shared);
     takeover::may_be_managed(process.pid(), &found).map_err(not_allowed)?;
     Ok(found)
@@ -323,17 +336,8 @@ fn own_names(record: &Record) -> Vec<String> {
 /// Stops the guest. It goes on once all is back, even if only the next process brings that about.
 fn pause_guest(cx: &mut VmContext) {
     // An earlier `cont` that was not answered in time may have been carried out since.
-    if !cx.record.evicts {
-        return;
-    }
-    let Some(qmp) = cx.qmp.socket() else { return };
-    let state = qmp.execute("query-status", serde_json::json!({}));
-    if !state.is_ok_and(|state| state.get("running").is_some_and(|runs| runs == true)) {
-        return;
-    }
-    cx.record.note(|record| record.begin = true);
-    if let Err(error) = cx.command_guest("stop") {
-        tracing::error!("it was not stopped: {error}");
+    if cx.record.evicts {
+        cx.stop_guest();
     }
 }
 

@@ -8,7 +8,8 @@ use std::sync::mpsc::Receiver;
 
 use ebb_api::{Backing, advice};
 use ebb_ledger::{Content, Ledger, LedgerError, Tables};
-use ebb_pager::{Digests, Grain, Pager, PagerParts, Restored};
+use ebb_pager::{Digests, Grain, IoMapping, Pager, PagerParts, Restored};
+use ebb_passthrough::{Held, PassedThrough};
 use ebb_served::{SharedDisks, Source};
 use ebb_store::{Compressed, MEMORY_SLOTS, Protection, Store, StoreError, SwapFile};
 use ebb_sys::uffd::{Uffd, feature};
@@ -23,8 +24,15 @@ use crate::serve::swap_room;
 use crate::support::failpoint;
 use crate::system::remains::{digests_path, ledger_path};
 
-/// A pager, and the receiver of the blocks that it gives back.
-pub type Made = (Pager, Receiver<Restored>);
+/// A pager, and what belongs to it.
+pub struct Made {
+    /// The pager.
+    pub pager: Pager,
+    /// Receives the blocks that it gives back.
+    pub restored: Receiver<Restored>,
+    /// The VM's passed-through devices.
+    pub passed: Option<Arc<PassedThrough>>,
+}
 
 /// Agrees with the kernel on the userfaultfd features that Ebb needs. The error names what is
 /// missing.
@@ -72,7 +80,8 @@ fn digests(ram: &Ram, record: &Record, directory: &Path) -> io::Result<Option<Di
     }
 }
 
-/// Makes the pager over a ledger.
+/// Makes the pager over a ledger. `held`: QEMU's descriptors of
+/// passed-through devices.
 ///
 /// # Errors
 /// The digests cannot be opened, or the store lacks what the ledger names.
@@ -80,7 +89,7 @@ pub fn pager(
     ram: Ram,
     (ledger, store): (Ledger, Box<dyn Store>),
     uffd: Uffd,
-    shared: &Arc<SharedDisks>,
+    (shared, held): (&Arc<SharedDisks>, Option<Held>),
     record: &Record,
     directory: &Path,
 ) -> io::Result<Made> {
@@ -89,7 +98,12 @@ pub fn pager(
         _ => Grain::Huge,
     };
     let puncher = Puncher::new(ram);
-    let devices = failpoint::devices(shared.devices(puncher.ram()), &record.name);
+    let passed = held.map(|held| Arc::new(PassedThrough::new(held, puncher.ram())));
+    let devices: Box<dyn IoMapping> = match &passed {
+        Some(passed) => Box::new(Arc::clone(passed)),
+        None => shared.devices(puncher.ram()),
+    };
+    let devices = failpoint::devices(devices, &record.name);
     let digests = digests(puncher.ram(), record, directory)?;
     let (pager, restored) = Pager::new(PagerParts {
         puncher,
@@ -102,7 +116,7 @@ pub fn pager(
         digest_key: shared.digest_key(),
     })?;
     digests.into_iter().for_each(|digests| pager.residency().compare_with(digests));
-    Ok((pager, restored))
+    Ok(Made { pager, restored, passed })
 }
 
 /// Slots to try until one shows that a swap file is the VM's own.

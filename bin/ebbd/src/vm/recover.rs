@@ -9,6 +9,7 @@ use std::sync::mpsc::Receiver;
 use ebb_api::Mode;
 use ebb_ledger::{Content, Ledger};
 use ebb_pager::Pager;
+use ebb_passthrough::Held;
 use ebb_served::SharedDisks;
 use ebb_sys::process::Process;
 use ebb_sys::uffd::Uffd;
@@ -16,12 +17,15 @@ use ebb_units::FrameRange;
 use ebb_vm::Ram;
 use ebb_vm::layout::{self, KnownRegion};
 
+use super::attach;
 use super::context::mailbox::Command;
 use super::context::{ContextParts, LEAVING, VmContext};
 use super::detach::{has_userfaultfd, remove_detached};
 use super::devices::unplugged;
 use super::make_pager::{self, Made};
+use super::passed_through;
 use crate::helpers::injector;
+use crate::model::api_error::unsaved;
 use crate::model::record::{Record, RegionRecord, Settings};
 use crate::serve::disks::{self, Disks};
 use crate::serve::growth::Growth;
@@ -99,10 +103,17 @@ fn recover_process(
     make_pager::prepare(&ram, record.backing);
     let images = disks::reopen(&record.disks, &record.images).map_err(io::Error::other)?;
     let shared = disks::share(&images, &record.disks, ram.first_bytes())?;
-    let (pager, restored) = match is_fresh {
-        true => fresh_pager(ram, uffd, &shared, &record, directory)?,
-        false => recovered_pager(ram, uffd, &shared, &record, directory)?,
+    let held = passed_through::take_again(&process, &mut record)?;
+    if is_fresh && held.is_some() {
+        attach::fill(&ram).map_err(io::Error::other)?;
+    }
+    let Made { pager, restored, passed } = match is_fresh {
+        true => fresh_pager(ram, uffd, (&shared, held), &record, directory)?,
+        false => recovered_pager(ram, uffd, (&shared, held), &record, directory)?,
     };
+    let save = |record: &Record| record.save(directory).map_err(unsaved("the VM's record"));
+    let converted = passed_through::convert(passed.as_deref(), true, &mut record, save);
+    converted.map_err(io::Error::other)?;
     unplugged::mind(&pager, &process)?;
     if record.mode == Mode::Strict || record.evicts || record.shares {
         pager.frames().watch_all()?;
@@ -134,6 +145,7 @@ fn recover_process(
         directory,
         disks,
         growth,
+        passed,
     }))
 }
 
@@ -141,14 +153,14 @@ fn recover_process(
 fn fresh_pager(
     ram: Ram,
     uffd: Uffd,
-    shared: &Arc<SharedDisks>,
+    with: (&Arc<SharedDisks>, Option<Held>),
     record: &Record,
     directory: &Path,
 ) -> io::Result<Made> {
     make_pager::shake_hands(&uffd).map_err(io::Error::other)?;
     let ledger = make_pager::new_ledger(&ram, record, directory).map_err(io::Error::other)?;
     let store = make_pager::store(&ram, None, record, directory)?;
-    make_pager::pager(ram, (ledger, store), uffd, shared, record, directory)
+    make_pager::pager(ram, (ledger, store), uffd, with, record, directory)
 }
 
 /// Makes a pager by the recovery rule: a page in the RAM file wins; a hole is what the ledger says;
@@ -156,7 +168,7 @@ fn fresh_pager(
 fn recovered_pager(
     ram: Ram,
     uffd: Uffd,
-    shared: &Arc<SharedDisks>,
+    with: (&Arc<SharedDisks>, Option<Held>),
     record: &Record,
     directory: &Path,
 ) -> io::Result<Made> {
@@ -166,10 +178,10 @@ fn recovered_pager(
     let store = make_pager::store(&ram, Some(&ledger), record, directory)?;
     let mut locked = Vec::new();
     ledger.recover(|frames, content| locked.push((frames, content)));
-    let (pager, restored) =
-        make_pager::pager(ram, (ledger, store), uffd, shared, record, directory)?;
+    let made = make_pager::pager(ram, (ledger, store), uffd, with, record, directory)?;
+    let pager = &made.pager;
     // First: memory that QEMU has unplugged has no place that could be looked at.
-    unplugged::release(&pager)?;
+    unplugged::release(pager)?;
     locked
         .iter()
         .try_for_each(|(frames, content)| pager.residency().settle_locked(*frames, *content))?;
@@ -177,7 +189,7 @@ fn recovered_pager(
     // A frame whose word was locked and that is still resident may be protected for a block that
     // was never committed.
     for (frames, _) in locked.iter().filter(|(_, content)| *content == Content::Resident) {
-        unprotect_in_ram(&pager, *frames);
+        unprotect_in_ram(pager, *frames);
     }
     match record.mode {
         Mode::Release => pager.returner().end_watches()?,
@@ -185,7 +197,7 @@ fn recovered_pager(
             locked.iter().try_for_each(|(frames, _)| pager.returner().settle_watch(frames.start))?
         }
     }
-    Ok((pager, restored))
+    Ok(made)
 }
 
 fn unprotect_in_ram(pager: &Pager, frames: FrameRange) {

@@ -22,6 +22,7 @@ use super::limit::{Limit, in_flight};
 use super::reclaim::Reclaim;
 use super::resize::Resize;
 use super::tiering::Tiering;
+use super::trust::Trust;
 use crate::helpers::console;
 use crate::model::api_error::{Answer, failed};
 use crate::model::record::Record;
@@ -32,6 +33,8 @@ use crate::system::host_facts;
 pub struct Knowing<'a> {
     /// The VM.
     pub cx: &'a VmContext,
+    /// Knows whether a kernel waits for its memory.
+    pub trust: &'a Trust,
     /// Knows the devices that reach the memory by themselves.
     pub devices: &'a Devices,
     /// Knows what was reclaimed.
@@ -200,9 +203,10 @@ fn counted(known: GuestStatus, counts: &FrameCounts) -> GuestStatus {
 const RUN_DIR_LEAST_BYTES: u64 = 256 << 10;
 
 fn warnings(knowing: &Knowing<'_>) -> Vec<String> {
-    let Knowing { cx, tiering, limit, devices, .. } = knowing;
+    let Knowing { cx, trust, tiering, limit, devices, .. } = knowing;
     let record = &cx.record;
     let mut all = Vec::new();
+    all.extend(trust.why_stopped());
     all.extend(record.leaving.map(|_| format!("{LEAVING}; `ebb detach` tries again")));
     all.extend(of_backing(cx));
     let most_bytes = record.limit_bytes.unwrap_or(u64::MAX).min(cx.memory_bytes());

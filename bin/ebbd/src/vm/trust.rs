@@ -24,9 +24,30 @@ pub struct Trust {
     watched: Vec<FrameRange>,
     /// Pieces of metadata that were watched one by one. A guest can have other ones again and again.
     pieces: usize,
+    /// Whether the guest's next kernel waits for memory that its devices may use.
+    owes_next: bool,
+    /// Why that memory is not back.
+    failed: Option<String>,
 }
 
 impl Trust {
+    /// The controller of a VM that begins or is recovered. If the last process ended while a kernel
+    /// waited for its memory, that kernel still waits.
+    pub fn new(cx: &VmContext) -> Trust {
+        let waits = cx.record.begin && cx.record.kernel.is_some();
+        Trust { owes_next: waits && cx.passed.is_some(), ..Trust::default() }
+    }
+
+    /// Returns why the guest's next kernel has not all of its memory.
+    pub fn why_stopped(&self) -> Option<String> {
+        self.failed.clone()
+    }
+
+    /// Whether the guest must not go on yet, because its devices do not reach all of its memory.
+    pub fn must_stay_stopped(&self) -> bool {
+        self.owes_next
+    }
+
     /// Whether the guest is known and runs. Inspects it anew if need be. [`Trust::settle`] is to
     /// act on the answer.
     pub fn look(&mut self, cx: &mut VmContext) -> bool {
@@ -77,13 +98,23 @@ impl Trust {
     pub fn bring_back_for_next(&mut self, cx: &mut VmContext) {
         cx.guest.forget_proof();
         if cx.record.mode == Mode::Strict {
+            if cx.passed.is_some() {
+                // Its drivers may have a device use memory that no processor has touched.
+                cx.stop_guest();
+                self.owes_next = true;
+            }
             let failed = failpoint::fails("lost", cx.name());
             if let Err(error) = failed.and_then(|()| cx.pager.returner().give_back_all(Zeros::Fill))
             {
-                tracing::error!("for its next kernel: {error}");
+                let why = format!("its memory does not all come back for its next kernel: {error}");
+                if self.failed.as_ref() != Some(&why) {
+                    tracing::error!("{why}");
+                }
+                self.failed = Some(why);
                 return;
             }
         }
+        (self.owes_next, self.failed) = (false, None);
         // The record changes last: until all is back, the next process must bring it back.
         if cx.record.kernel.is_some() {
             cx.record.note(|record| record.kernel = None);

@@ -81,7 +81,7 @@ impl Worker {
         let mailbox = cx.mailbox.clone();
         cx.growth.on_violation(move || mailbox.put(Command::Violation));
         Worker {
-            trust: Trust::default(),
+            trust: Trust::new(&cx),
             devices: Devices::default(),
             reclaim: Reclaim::default(),
             hyperalloc: SharedAllocator::default(),
@@ -150,8 +150,8 @@ impl Worker {
 
     /// Returns all controllers that know a part of the VM's state.
     fn knowing(&self) -> Knowing<'_> {
-        let Worker { cx, devices, reclaim, hyperalloc, limit, resize, tiering, .. } = self;
-        Knowing { cx, devices, reclaim, hyperalloc, limit, resize, tiering }
+        let Worker { cx, trust, devices, reclaim, hyperalloc, limit, resize, tiering, .. } = self;
+        Knowing { cx, trust, devices, reclaim, hyperalloc, limit, resize, tiering }
     }
 
     /// Publishes the VM's figures.
@@ -193,6 +193,9 @@ impl Worker {
         failpoint::may_spin(self.cx.name());
         self.cx.record.save_again();
         self.cx.pager.evictor().free_idle();
+        if self.trust.must_stay_stopped() {
+            self.trust.bring_back_for_next(&mut self.cx);
+        }
         // QEMU itself may be the next to wait for room.
         if !self.cx.waits() {
             self.begin();

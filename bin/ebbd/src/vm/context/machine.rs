@@ -74,17 +74,18 @@ pub fn with_files(count: usize) -> Option<(VmContext, Machine)> {
     let disks = Disks::none().expect("no disks");
     let store = make_pager::store(&ram, None, &record, home.path()).expect("a store");
     let over = (ledger, store);
-    let (pager, restored) =
-        make_pager::pager(ram, over, uffd, &disks.shared, &record, home.path()).expect("a pager");
+    let with = (&disks.shared, None);
+    let made = make_pager::pager(ram, over, uffd, with, &record, home.path()).expect("a pager");
     let (context, commands) = VmContext::new(ContextParts {
         process: vmm.process(),
-        pager: Arc::new(pager),
-        restored,
+        pager: Arc::new(made.pager),
+        restored: made.restored,
         qmp: None,
         record,
         directory: home.path(),
         disks,
         growth: Growth::none(),
+        passed: made.passed,
     });
     Some((context, Machine { commands, vmm, guest, _home: home }))
 }

@@ -22,7 +22,8 @@ pub(super) fn size_parts(cx: &VmContext, shared: &SharedSize) -> SizeParts {
             initial_bytes: found.initial_bytes,
             node_bytes: found.node_bytes.clone(),
             devices: found.devices(),
-            balloon: found.balloon_part(),
+            // QEMU gives the host nothing of a balloon while a device is passed through.
+            balloon: found.balloon_part().filter(|_| cx.passed.is_none()),
             hard_bytes,
         },
     }

@@ -85,7 +85,8 @@ impl Worker {
     /// Starts a guest that waits before its first instruction until it is managed, or that was
     /// stopped until its memory is back.
     pub(super) fn begin(&mut self) {
-        if !self.cx.record.begin || self.devices.must_stay_stopped(&self.cx) {
+        let waits = self.devices.must_stay_stopped(&self.cx) || self.trust.must_stay_stopped();
+        if !self.cx.record.begin || waits {
             return;
         }
         self.cx.qmp.reconnect();
