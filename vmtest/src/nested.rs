@@ -18,8 +18,16 @@ const TWO_NODES: &str = "6.12";
 /// Kernel of a host with idle page tracking: no kernel of Debian's has it.
 const IDLE_TRACKING: &str = "host";
 const MAKE_IT: &str = "cargo xtask guest-kernel --host";
+/// Kernel of a host with an IOMMU, and its option for it.
+const IOMMU: &str = "6.12";
+const USE_IOMMU: &str = "intel_iommu=on";
+/// Where such a host has an NVMe disk, alone in its group.
+pub const NVME_ADDRESS: &str = "0000:00:05.0";
+const NVME_BYTES: u64 = 256 << 20;
 /// Kernel of the VMs in the guest.
 pub const INNER_KERNEL: &str = "6.1-cloud";
+/// A kernel of such VMs that shares its allocator; it need not be there.
+pub const SHARING_KERNEL: &str = "llfree";
 /// Longest time for the test. An emulator under an emulator takes twenty times as long.
 const DEADLINE: Duration = Duration::from_secs(900);
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -50,7 +58,35 @@ pub fn on_two_nodes(test: &str) -> bool {
         );
         return true;
     }
-    is_run_in(TWO_NODES, test, |guest| guest.slow_node(SLOW_MEMORY))
+    is_run_in(TWO_NODES, test, |guest, _| guest.slow_node(SLOW_MEMORY))
+}
+
+/// Runs the test of this name in a guest with an IOMMU and an NVMe disk, [`NVME_ADDRESS`], which the
+/// test can pass on to a VM. `false`: this is such a guest, and the caller goes on.
+///
+/// # Panics
+/// Those of [`on_two_nodes`].
+pub fn with_iommu(test: &str) -> bool {
+    if std::env::var_os(NESTED).is_some() {
+        return false;
+    }
+    if rounds(0, 1) == 0 {
+        skip::record(
+            test,
+            "no IOMMU, and minutes in a guest with one: cargo xtask soak passthrough",
+        );
+        return true;
+    }
+    is_run_in(IOMMU, test, |guest, directory| {
+        let image = directory.join("nvme.img");
+        File::create(&image).and_then(|file| file.set_len(NVME_BYTES)).expect("an image");
+        guest.append(USE_IOMMU).qemu_args(&format!(
+            "-device intel-iommu,intremap=on,caching-mode=on -cpu max \
+             -drive file={},if=none,id=nvme,format=raw,cache=unsafe \
+             -device nvme,serial=ebb,drive=nvme,addr=5",
+            image.display()
+        ))
+    })
 }
 
 /// Does the same in a guest whose kernel has idle page tracking.
@@ -65,11 +101,11 @@ pub fn with_idle_tracking(test: &str) -> bool {
         skip::record(test, &format!("no kernel with idle page tracking: {MAKE_IT} builds one"));
         return true;
     }
-    is_run_in(IDLE_TRACKING, test, |guest| guest)
+    is_run_in(IDLE_TRACKING, test, |guest, _| guest)
 }
 
 /// Runs the test in a guest. Returns `true`, also if the test is skipped.
-fn is_run_in(kernel: &str, test: &str, machine: impl Fn(Guest) -> Guest) -> bool {
+fn is_run_in(kernel: &str, test: &str, machine: impl Fn(Guest, &Path) -> Guest) -> bool {
     if let Err(reason) = assets::kernel(kernel) {
         skip::record(test, &reason);
         return true;
@@ -78,7 +114,7 @@ fn is_run_in(kernel: &str, test: &str, machine: impl Fn(Guest) -> Guest) -> bool
     let image = image(host.directory());
     let drive = format!("file={},if=virtio,format=raw,cache=unsafe", image.display());
     let guest = Guest::debian(kernel).memory(MEMORY).qemu_args(&format!("-drive {drive}"));
-    let vm = host.qemu(machine(guest));
+    let vm = host.qemu(machine(guest, host.directory()));
     prepare(&vm);
     let variables = format!("PATH=/usr/bin:/bin EBB_BIN_DIR=/{PROGRAMS} HOME=/root {NESTED}=1");
     let run = format!("env {variables} chroot /mnt /{TEST} --exact --nocapture {test}");
@@ -93,6 +129,7 @@ fn is_run_in(kernel: &str, test: &str, machine: impl Fn(Guest) -> Guest) -> bool
 }
 
 fn prepare(vm: &Vm) {
+    vm.guest("load vfio_pci");
     vm.guest("mount ext4 /dev/vda /mnt");
     for at in ["proc", "sys", "dev"] {
         vm.guest(&format!("sh mount --bind /{at} /mnt/{at}"));
@@ -140,19 +177,22 @@ fn image(directory: &Path) -> PathBuf {
     let accelerators = Path::new(QEMU_FILES[2]).join("accel-tcg-x86_64.so");
     let needed = [own, programs.join("ebb"), programs.join("ebbd"), qemu, accelerators];
     needed.iter().filter(|file| file.is_file()).for_each(|file| add_libraries(file, &root));
-    add_kernel(&root);
+    add_kernels(&root);
     File::create(&image).and_then(|file| file.set_len(IMAGE_BYTES)).expect("an image");
     call(&[&"mkfs.ext4", &"-q", &"-d", &root, &image]);
     fs::remove_dir_all(&root).expect("no more of it");
     image
 }
 
-fn add_kernel(root: &Path) {
-    let kernel = assets::kernel(INNER_KERNEL).unwrap_or_else(|why| panic!("{why}"));
-    for file in [&kernel.vmlinuz, &kernel.initrd] {
-        copy(file, &inside(root, file));
+fn add_kernels(root: &Path) {
+    let inner = assets::kernel(INNER_KERNEL).unwrap_or_else(|why| panic!("{why}"));
+    let kernels: BTreeMap<&str, Result<Kernel, String>> =
+        [(INNER_KERNEL, Ok(inner)), (SHARING_KERNEL, assets::kernel(SHARING_KERNEL))].into();
+    for kernel in kernels.values().flatten() {
+        for file in [&kernel.vmlinuz, &kernel.initrd] {
+            copy(file, &inside(root, file));
+        }
     }
-    let kernels: BTreeMap<&str, Result<Kernel, String>> = [(INNER_KERNEL, Ok(kernel))].into();
     let manifest = serde_json::to_vec(&kernels).expect("JSON");
     fs::write(root.join("ebb/assets.json"), manifest).expect("a manifest");
 }

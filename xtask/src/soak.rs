@@ -13,7 +13,7 @@ use super::{cargo, guest_kernel};
 /// The tests of vmtest for what may go wrong once in thousands of times. All of kvmtest and the
 /// allocator's thread tests run besides. The longest tests come first, so that all lanes end at
 /// about the same time.
-const VM_TESTS: [&str; 21] = [
+const VM_TESTS: [&str; 22] = [
     "in_flight",
     "hyperalloc",
     "reclaim",
@@ -23,6 +23,7 @@ const VM_TESTS: [&str; 21] = [
     "evict",
     "limit",
     "nodes",
+    "passthrough",
     "death",
     "processes",
     "disk",

@@ -31,7 +31,8 @@ pub fn load_modules() -> Result<()> {
     load_in_order("order")
 }
 
-/// Loads what mounting or the device `kind` needs, if the image has anything for it.
+/// Loads what a file system, a device or another request of the host needs, if the image has
+/// anything for it.
 pub fn load_for(kind: &str) -> Result<()> {
     let order = format!("order.{kind}");
     match Path::new(MODULES).join(&order).exists() {

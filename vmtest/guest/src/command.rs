@@ -44,6 +44,7 @@ impl Guest {
             ["compact"] => {
                 fs::write("/proc/sys/vm/compact_memory", "1").context("compact").and(done())
             }
+            ["load", name] => boot::load_for(name).and(done()),
             ["boot", kind, device] => boot::system(kind, device).map(|never| match never {}),
             ["reboot"] => power::restart().map(|never| match never {}),
             ["kexec", kernel, initrd] => power::kexec(kernel, initrd).map(|never| match never {}),

@@ -18,16 +18,23 @@ const CHECKSUM: &str = "crc32c_generic";
 /// Driver of the network device, loaded only if a guest is to have a network.
 const NETWORK: &str = "virtio_net";
 
+/// Modules that are loaded only on request, as far as the kernel has them: those with which a guest
+/// passes a device on to a VM of its own, and the driver of a disk that is passed on.
+const ON_REQUEST: [(&str, &[&str]); 2] =
+    [("vfio_pci", &["vfio_iommu_type1", "vfio_pci"]), ("nvme", &["nvme"])];
+
 /// Names the modules that are picked. Another selection needs another cache.
 pub fn selection() -> String {
-    [&WANTED[..], &FILE_SYSTEMS[..], &[CHECKSUM, NETWORK]].concat().join(" ")
+    let on_request = ON_REQUEST.iter().flat_map(|(_, names)| names.iter().copied());
+    let all = WANTED.into_iter().chain(FILE_SYSTEMS).chain([CHECKSUM, NETWORK]);
+    all.chain(on_request).collect::<Vec<_>>().join(" ")
 }
 
 /// Picks modules from the unpacked packages in `root`.
 ///
 /// The wanted modules and what they depend on go into `directory`, uncompressed, and their order
-/// into the file `order` beside them. For a file system and the network, `order.NAME` has what must
-/// be loaded besides. What the kernel has built in needs no module.
+/// into the file `order` beside them. For what is loaded on request, `order.NAME` has what must be
+/// loaded besides. What the kernel has built in needs no module.
 ///
 /// # Errors
 /// A driver is neither in the packages nor built in, or a module is damaged.
@@ -52,7 +59,17 @@ pub fn pick(root: &Path, directory: &Path) -> anyhow::Result<()> {
     }
     picker.picked.truncate(drivers);
     picker.pick(NETWORK)?;
-    picker.store(drivers, directory, &format!("order.{NETWORK}"))
+    picker.store(drivers, directory, &format!("order.{NETWORK}"))?;
+    for (name, modules) in ON_REQUEST {
+        picker.picked.truncate(drivers);
+        for module in
+            modules.iter().filter(|module| picker.has(module)).copied().collect::<Vec<_>>()
+        {
+            picker.pick(module)?;
+        }
+        picker.store(drivers, directory, &format!("order.{name}"))?;
+    }
+    Ok(())
 }
 
 struct Picker {
