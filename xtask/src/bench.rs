@@ -143,6 +143,8 @@ enum Name {
     VprobeFig10,
     /// A database that grows, in a guest whose memory was reclaimed
     VprobeFig11,
+    /// Reclaimed blocks that come back although the guest does not use them (V-Probe)
+    VprobeSpurious,
     /// How many page-table entries a monitoring visits, and what that costs the guest
     VtmmFig2,
     /// How often pages are found used, and which pages count as hot
@@ -164,7 +166,7 @@ enum Name {
 /// A benchmark: takes its figures in a session.
 type Bench = fn(&Session) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 37] = [
+const EACH: [(Name, Bench); 38] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
@@ -195,6 +197,7 @@ const EACH: [(Name, Bench); 37] = [
     (Name::VprobeFig9, vprobe::fig9::run),
     (Name::VprobeFig10, vprobe::fig10::run),
     (Name::VprobeFig11, vprobe::fig11::run),
+    (Name::VprobeSpurious, vprobe::spurious::run),
     (Name::VtmmFig2, vtmm::fig2::run),
     (Name::VtmmFig3, vtmm::fig3::run),
     (Name::VtmmFig5, vtmm::fig5::run),
