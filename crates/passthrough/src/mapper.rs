@@ -110,8 +110,7 @@ impl PassedThrough {
         self.held().as_ref().map(Held::numbers)
     }
 
-    /// Whether devices are there.
-    pub fn is_any(&self) -> bool {
+    fn is_any(&self) -> bool {
         self.held().is_some()
     }
 

@@ -156,7 +156,8 @@ fn run(site: &Site, request: &RunRequest, directory: &Path) -> Answer<Begun> {
     let mut started = start(request, backing.value, directories, with)?;
     let served_names = launch::served_names(request.disks.len(), records.len());
     let passed = passed_through::take_new(&started.process, request)?;
-    let found = devices::of_new(&started.process, &mut started.qmp, (&served_names, &passed))?;
+    let found =
+        devices::of_new(&started.process, &mut started.qmp, (&served_names, passed.is_some()))?;
     if let Some(tiers) = &tiers {
         tiers::check(tiers, backing.value, &found)?;
     }
@@ -267,7 +268,7 @@ fn attach(site: &Site, request: &AttachRequest, directory: &Path) -> Answer<Read
     let process = takeover::open(request.pid).map_err(not_allowed)?;
     let (path, mut qmp) =
         takeover::connect(&process, request.qmp.as_deref()).map_err(not_allowed)?;
-    devices::of_new(&process, &mut qmp, (&[], &None))?;
+    devices::of_new(&process, &mut qmp, (&[], false))?;
     let ram = layout::discover(&process, &mut qmp).map_err(not_allowed)?;
     let hugetlb = ram.files().iter().any(|file| file.is_hugetlb().unwrap_or(false));
     let backing = host_facts::backing_of(&ram, hugetlb);

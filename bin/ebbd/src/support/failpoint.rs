@@ -21,7 +21,8 @@
 //! The process ends at one place:
 //! - `begin`: a VM that begins to be managed has a userfaultfd, and nothing is watched yet.
 //!
-//! Without the variable, `map` and `unmap` do not exist, and each other place costs one look at a constant.
+//! Without the variable, `map` and `unmap` do not exist, and each other place costs one look at a
+//! constant.
 
 use std::io;
 use std::sync::LazyLock;

@@ -28,8 +28,8 @@ use crate::serve::growth::Growth;
 use crate::support::failpoint;
 use crate::system::{remains, small_pages};
 
-/// Attaches a VM whose RAM was found. `held`: QEMU's descriptors of passed-through devices. Nothing in the VMM has changed before this call, and if it
-/// fails, nothing stays changed.
+/// Attaches a VM whose RAM was found. `held`: QEMU's descriptors of passed-through devices. Nothing
+/// in the VMM has changed before this call, and if it fails, nothing stays changed.
 ///
 /// # Errors
 /// Missing privilege or kernel features, by name; another pager serves the VM's memory.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use ebb_api::{MayTake, ReachStatus, ReachingDevice};
 use ebb_pager::OpenGate;
-use ebb_passthrough::{Covers, Held};
+use ebb_passthrough::Covers;
 use ebb_sys::process::Process;
 use ebb_units::Bytes;
 use ebb_vm::layout::Added;
@@ -303,21 +303,21 @@ impl Devices {
     }
 }
 
-/// Returns the devices of a VM that is about to be attached. `passed`: its descriptors of
-/// passed-through devices.
+/// Returns the devices of a VM that is about to be attached. `is_held`: its passed-through
+/// devices are held, so their memory will be mapped in pieces.
 ///
 /// # Errors
 /// The VMM does not tell, or nothing may be reclaimed beside its devices: why.
 pub fn of_new(
     process: &Process,
     qmp: &mut Qmp,
-    (served_names, passed): (&[String], &Option<Held>),
+    (served_names, is_held): (&[String], bool),
 ) -> Answer<Vec<MemoryUser>> {
     let links = process.descriptors().map_err(failed("QEMU's descriptors"))?;
     let mut found = reach::of_descriptors(links.iter().map(|(_, link)| link.as_str()));
     let end = reach::end_of_look();
     found.extend(reach::of_vmm(qmp, served_names, end).map_err(failed("its devices"))?);
-    if passed.is_some() {
+    if is_held {
         passed_through::in_pieces(&mut found);
     }
     found.extend(reach::of_migration(qmp, end).map_err(failed("its migration"))?.shared);
