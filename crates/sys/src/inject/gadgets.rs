@@ -5,6 +5,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use memchr::memmem;
+
 use crate::process::Vma;
 
 /// `syscall; ret`.
@@ -81,5 +83,5 @@ fn read_code(memory: &File, vma: &Vma, at: u64) -> Vec<u8> {
 }
 
 fn position(bytes: &[u8], wanted: &[u8]) -> Option<u64> {
-    bytes.windows(wanted.len()).position(|window| window == wanted).map(|index| index as u64)
+    memmem::find(bytes, wanted).map(|index| index as u64)
 }
