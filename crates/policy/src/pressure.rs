@@ -78,7 +78,7 @@ pub struct Thresholds {
 }
 
 impl Below {
-    fn of(self, total_bytes: u64) -> u64 {
+    pub(crate) fn of(self, total_bytes: u64) -> u64 {
         let bytes = match self {
             Below::Percent(percent) => {
                 let bytes = u128::from(total_bytes) * u128::from(percent) / 100;
@@ -105,9 +105,9 @@ impl HostPressure {
     pub fn look(&mut self, memory: &HostMemory, thresholds: Thresholds) -> Option<String> {
         let Thresholds { below, stall_permille } = thresholds;
         let begin = |budget: &Budget| below.of(budget.total_bytes);
-        let short = memory.budgets().map(|budget| (budget, self.mark(budget, begin(budget))));
+        let short = memory.bounds().map(|budget| (budget, self.mark(budget, begin(budget))));
         let short = { short }.find(|(budget, mark)| budget.available_bytes < *mark);
-        let counts = memory.budgets().any(|budget| self.may_stall(budget, begin(budget)));
+        let counts = memory.bounds().any(|budget| self.may_stall(budget, begin(budget)));
         let stalls = stall_permille.filter(|&most| counts && self.is_stalled(memory, most));
         self.is_short = short.is_some();
         self.is_on = self.is_short || stalls.is_some();
@@ -156,7 +156,7 @@ impl HostPressure {
 }
 
 impl HostMemory {
-    fn budgets(&self) -> impl Iterator<Item = &Budget> {
+    pub(crate) fn bounds(&self) -> impl Iterator<Item = &Budget> {
         iter::once(&self.host).chain(&self.groups)
     }
 

@@ -1,0 +1,235 @@
+//! One look: what is taken from VMs, rung by rung, and what they get.
+//!
+//! | rung | what is taken | from whom |
+//! |---|---|---|
+//! | free | free memory of guests | all |
+//! | cold | what a VM does not work with | batch VMs first, then normal, then latency |
+//! | warm | what a VM works with | batch VMs, while the host's stage is critical |
+//! | probe | a little of what it seems to work with, while nobody has cold memory | as cold |
+//!
+//! What a VM works with is known only roughly. A probe finds out: if the VM misses the memory, it
+//! is relieved, and its limit rests longer each time.
+//!
+//! Within a VM, its eviction takes first what costs least: pages that a disk holds, then clean
+//! ones, then those that must be compressed or written.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ebb_units::Bytes;
+
+use super::budget::Budget;
+use super::decision::{Action, Decision};
+use super::rule::{Class, HostRule, WEIGHT_DEFAULT};
+use super::sight::VmSight;
+use super::stage::Stage;
+use super::state::VmState;
+use crate::pressure::HostMemory;
+
+/// Least free memory for which a round is worth while.
+const SPARE_LEAST_BYTES: u64 = 16 << 20;
+/// A limit is changed by this part of a VM's memory at least.
+const STEP_PART: u64 = 256;
+/// A limit goes up by this part of a VM's memory in a second, as far as the host has it.
+const GIVE_PART: u64 = 32;
+/// A probe takes this part of a VM's memory in a second.
+const PROBE_PART: u64 = 100;
+
+type States = BTreeMap<String, VmState>;
+type Vm<'v> = (&'v VmSight, &'v mut VmState);
+
+/// What a look has decided so far.
+pub(super) struct Round<'a> {
+    now: Duration,
+    host: &'a HostMemory,
+    stage: Stage,
+    budget: Budget,
+    /// Whether a limit was lowered in this look.
+    has_lowered: bool,
+    pub decisions: Vec<Decision>,
+}
+
+/// A part of a VM's memory that is taken together.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rung {
+    Cold,
+    Warm,
+    Probe,
+}
+
+impl<'a> Round<'a> {
+    pub fn new(
+        now: Duration,
+        rule: HostRule,
+        (host, vms): (&'a HostMemory, &[VmSight]),
+        stage: Stage,
+    ) -> Round<'a> {
+        let budget = Budget::new(rule, host, vms);
+        Round { now, host, stage, budget, has_lowered: false, decisions: Vec::new() }
+    }
+
+    /// Raises the limit of a VM that misses its memory, and bounds one that has more than it may.
+    pub fn relieve(&mut self, vm: &VmSight, state: &mut VmState) {
+        if vm.rule.is_held || !vm.may_limit {
+            return;
+        }
+        let most = vm.most_bytes();
+        if most < vm.memory_bytes && vm.limit_bytes.is_none_or(|limit| limit > most) {
+            let why = format!("it may have {} at most", Bytes(most));
+            return self.limit((vm, state), Some(most), why);
+        }
+        let Some(limit) = vm.limit_bytes.filter(|_| state.misses_memory(vm)) else { return };
+        state.relieved(self.now);
+        let wanted = state.relief_bytes(vm).min(most.saturating_sub(limit));
+        let bytes = self.budget.relieve(vm, wanted);
+        let why = match state.refaulted_bytes() {
+            0 => "its guest waits for room".to_owned(),
+            bytes => format!("{} of evicted memory came back within seconds", Bytes(bytes)),
+        };
+        if bytes >= vm.memory_bytes / STEP_PART {
+            self.raise((vm, state), limit.saturating_add(bytes), why);
+        }
+    }
+
+    /// Takes from VMs what the host lacks.
+    pub fn take(&mut self, vms: &[VmSight], states: &mut States) {
+        self.reclaim(vms, states);
+        const ORDER: [Class; 3] = [Class::Batch, Class::Normal, Class::Latency];
+        ORDER.into_iter().for_each(|class| self.lower(vms, states, (Rung::Cold, class)));
+        if self.stage == Stage::Critical {
+            self.lower(vms, states, (Rung::Warm, Class::Batch));
+        }
+        // Others wait while there is memory that is known to be cold.
+        if !self.has_lowered {
+            ORDER.into_iter().for_each(|class| self.lower(vms, states, (Rung::Probe, class)));
+        }
+    }
+
+    /// Gives VMs what the host has too much. Takes only free memory beyond what guests keep.
+    pub fn give(&mut self, vms: &[VmSight], states: &mut States) {
+        self.reclaim(vms, states);
+        let mut left = self.budget.to_give();
+        for class in [Class::Latency, Class::Normal, Class::Batch] {
+            for vm in vms.iter().filter(|vm| vm.rule.class == class) {
+                let state = states.get_mut(&vm.name).filter(|state| self.may_change(vm, state));
+                let (Some(limit), Some(state)) = (vm.limit_bytes, state) else { continue };
+                let bytes = (vm.memory_bytes / GIVE_PART).min(left);
+                if limit < vm.most_bytes() && bytes >= vm.memory_bytes / STEP_PART {
+                    left -= bytes;
+                    let why = format!("the host is {}: {}", self.stage, self.host);
+                    self.raise((vm, state), limit.saturating_add(bytes), why);
+                }
+            }
+        }
+    }
+
+    /// Reclaims free memory.
+    fn reclaim(&mut self, vms: &[VmSight], states: &mut States) {
+        for vm in vms.iter().filter(|vm| vm.may_reclaim && !vm.rule.is_held) {
+            let kept = match (self.stage, vm.rule.class.kept_part()) {
+                (Stage::Ample, Some(part)) => vm.memory_bytes / part,
+                _ => 0,
+            };
+            let bytes = vm.spare_bytes.saturating_sub(kept);
+            let Some(state) = states.get_mut(&vm.name).filter(|_| bytes >= SPARE_LEAST_BYTES)
+            else {
+                continue;
+            };
+            if state.is_reclaim_due(self.now, self.stage.reclaim_every()) {
+                self.budget.take(bytes);
+                let (spare, kept) = (Bytes(vm.spare_bytes), Bytes(kept));
+                let why = format!("{spare} free, keeps {kept}; {}", self.host);
+                self.decide(vm, Action::Reclaim { bytes }, why);
+            }
+        }
+    }
+
+    /// Lowers limits of VMs of a class by a part of what they have on the rung, until the host
+    /// lacks nothing more. VMs of less weight give more.
+    fn lower(&mut self, vms: &[VmSight], states: &mut States, (rung, class): (Rung, Class)) {
+        let gives = |vm: &VmSight| {
+            let state = states.get(&vm.name).filter(|state| self.may_lower(vm, state, rung))?;
+            Some(self.gives(vm, state, rung)).filter(|bytes| *bytes >= vm.memory_bytes / STEP_PART)
+        };
+        let of_class = vms.iter().filter(|vm| vm.rule.class == class);
+        let giving: Vec<(&VmSight, u64)> =
+            of_class.filter_map(|vm| Some((vm, gives(vm)?))).collect();
+        let part = |(vm, bytes): &(&VmSight, u64)| {
+            let bytes = u128::from(*bytes) * u128::from(WEIGHT_DEFAULT);
+            bytes / u128::from(vm.rule.weight.max(1))
+        };
+        let all: u128 = giving.iter().map(part).sum();
+        let wanted = u128::from(if rung == Rung::Warm {
+            self.budget.lacks_warm()
+        } else {
+            self.budget.lacks()
+        });
+        for (vm, most) in giving {
+            let share = wanted.saturating_mul(part(&(vm, most))).checked_div(all).unwrap_or(0);
+            let bytes = u64::try_from(share).unwrap_or(u64::MAX).min(most);
+            let Some(state) = states.get_mut(&vm.name) else { continue };
+            if bytes < vm.memory_bytes / STEP_PART {
+                continue;
+            }
+            self.budget.take(bytes);
+            self.has_lowered = true;
+            state.lowered(self.now);
+            let to = vm.has_bytes().saturating_sub(bytes).max(vm.least_bytes());
+            let why = self.why_lowered((vm, state), rung);
+            self.limit((vm, state), Some(to), why);
+        }
+    }
+
+    /// What a VM gives on this rung in a second.
+    fn gives(&self, vm: &VmSight, state: &VmState, rung: Rung) -> u64 {
+        let (bytes, part) = match (rung, state.working_bytes()) {
+            (Rung::Cold, Some(working)) => (vm.cold_bytes(working), self.stage.rate_part()),
+            (Rung::Warm, Some(_)) => (u64::MAX, self.stage.rate_part()),
+            (Rung::Probe, _) => (u64::MAX, PROBE_PART),
+            (Rung::Cold | Rung::Warm, None) => (0, PROBE_PART),
+        };
+        bytes.min(vm.warm_bytes()).min(vm.memory_bytes / part)
+    }
+
+    fn why_lowered(&self, (vm, state): (&VmSight, &VmState), rung: Rung) -> String {
+        let has = Bytes(vm.resident_bytes);
+        let works = match state.working_bytes() {
+            Some(bytes) => format!("works with {}", Bytes(bytes)),
+            None => "what it works with is not known yet".to_owned(),
+        };
+        let which = match rung {
+            Rung::Cold => "cold memory",
+            Rung::Warm => "memory of a batch VM",
+            Rung::Probe => "what it uses least",
+        };
+        format!("{which}: has {has}, {works}; the host is {}: {}", self.stage, self.host)
+    }
+
+    /// Whether its limit may be changed, and was not changed in this look.
+    fn may_change(&self, vm: &VmSight, state: &VmState) -> bool {
+        vm.may_limit && !vm.rule.is_held && !state.has_changed(self.now)
+    }
+
+    /// Whether its limit may be lowered now. A batch VM that misses memory has no rest while the
+    /// host's stage is critical.
+    fn may_lower(&self, vm: &VmSight, state: &VmState, rung: Rung) -> bool {
+        (rung == Rung::Warm || state.may_lower(self.now)) && self.may_change(vm, state)
+    }
+
+    fn raise(&mut self, vm: Vm<'_>, to: u64, why: String) {
+        let to = to.min(vm.0.most_bytes());
+        let limit = (to < vm.0.memory_bytes).then_some(to);
+        self.limit(vm, limit, why);
+    }
+
+    fn limit(&mut self, (vm, state): Vm<'_>, to: Option<u64>, why: String) {
+        if to != vm.limit_bytes {
+            state.changed(self.now);
+            self.decide(vm, Action::Limit { from: vm.limit_bytes, to }, why);
+        }
+    }
+
+    fn decide(&mut self, vm: &VmSight, action: Action, why: String) {
+        self.decisions.push(Decision { vm: vm.name.clone(), action, why });
+    }
+}

@@ -1,0 +1,66 @@
+//! A VM as the pilot sees it.
+
+use super::rule::VmRule;
+
+/// A VM at one moment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct VmSight {
+    /// Its name.
+    pub name: String,
+    /// Its settings.
+    pub rule: VmRule,
+    /// All of its memory.
+    pub memory_bytes: u64,
+    /// Host memory that it takes.
+    pub resident_bytes: u64,
+    /// Resident memory without which its guest does not live.
+    pub floor_bytes: u64,
+    /// The limit that the pilot has given it. `None`: none.
+    pub limit_bytes: Option<u64>,
+    /// Free memory of its guest that is resident at least.
+    pub spare_bytes: u64,
+    /// What it works with, its kernel included. `None`: not known.
+    pub working_bytes: Option<u64>,
+    /// Evicted memory that came back within seconds, in all.
+    pub refaulted_bytes: u64,
+    /// Whether its guest waits for room below the limit.
+    pub waits: bool,
+    /// Whether free memory can be reclaimed from it now.
+    pub may_reclaim: bool,
+    /// Whether it can have a limit now.
+    pub may_limit: bool,
+}
+
+impl VmSight {
+    /// The least that its limit may be.
+    pub(super) fn least_bytes(&self) -> u64 {
+        self.rule.min_bytes.unwrap_or(0).max(self.floor_bytes).min(self.memory_bytes)
+    }
+
+    /// The most that it may have.
+    pub(super) fn most_bytes(&self) -> u64 {
+        let most = self.rule.max_bytes.unwrap_or(self.memory_bytes).min(self.memory_bytes);
+        most.max(self.least_bytes())
+    }
+
+    /// What it has, by its limit or by what is resident, if that is less.
+    pub(super) fn has_bytes(&self) -> u64 {
+        self.limit_bytes.unwrap_or(u64::MAX).min(self.resident_bytes)
+    }
+
+    /// Whether its limit may be lowered at all.
+    pub(super) fn may_give(&self) -> bool {
+        self.may_limit && !self.rule.is_held
+    }
+
+    /// What it has beside what it works with, and some slack.
+    pub(super) fn cold_bytes(&self, working: u64) -> u64 {
+        let slack = working / self.rule.class.slack_part();
+        self.has_bytes().saturating_sub(working.saturating_add(slack))
+    }
+
+    /// What may be taken from it at most.
+    pub(super) fn warm_bytes(&self) -> u64 {
+        self.has_bytes().saturating_sub(self.least_bytes())
+    }
+}

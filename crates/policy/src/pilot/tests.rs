@@ -1,0 +1,200 @@
+//! The pilot on simulated hosts.
+
+mod simulated;
+mod stages;
+
+use std::slice::from_ref;
+use std::time::Duration;
+
+use super::*;
+use crate::pressure::{Below, Budget};
+
+const MIB: u64 = 1 << 20;
+const RULE: HostRule = HostRule { reserve: Below::Bytes(1024 * MIB), stall_permille: Some(150) };
+
+fn memory(available_mib: u64) -> HostMemory {
+    let (name, total_bytes) = ("the host".to_owned(), 16384 * MIB);
+    let host = Budget { name, total_bytes, available_bytes: available_mib * MIB };
+    HostMemory { host, groups: Vec::new(), stall_permille: Some(0) }
+}
+
+/// A VM of 4 GiB that has 3 GiB and works with 1 GiB.
+fn vm(name: &str) -> VmSight {
+    VmSight {
+        name: name.into(),
+        rule: VmRule::default(),
+        memory_bytes: 4096 * MIB,
+        resident_bytes: 3072 * MIB,
+        floor_bytes: 112 * MIB,
+        limit_bytes: None,
+        spare_bytes: 0,
+        working_bytes: Some(1024 * MIB),
+        refaulted_bytes: 0,
+        waits: false,
+        may_reclaim: true,
+        may_limit: true,
+    }
+}
+
+fn of_class(name: &str, class: Class) -> VmSight {
+    VmSight { rule: VmRule { class, ..VmRule::default() }, ..vm(name) }
+}
+
+/// Looks once at a host with so much available.
+fn once(available_mib: u64, vms: &[VmSight]) -> Vec<Decision> {
+    Pilot::default().look(Duration::ZERO, RULE, &memory(available_mib), vms)
+}
+
+fn limits(decisions: &[Decision]) -> Vec<(&str, Option<u64>)> {
+    let limit = |decision: &'_ Decision| match decision.action {
+        Action::Limit { to, .. } => Some(to.map(|bytes| bytes / MIB)),
+        Action::Reclaim { .. } => None,
+    };
+    decisions.iter().filter_map(|decision| Some((&*decision.vm, limit(decision)?))).collect()
+}
+
+#[test]
+fn nothing_is_done_on_a_host_with_enough_memory() {
+    assert_eq!(once(8192, &[vm("web")]), []);
+}
+
+#[test]
+fn free_memory_goes_first() {
+    let web = VmSight { spare_bytes: 1024 * MIB, ..vm("web") };
+    let decisions = once(1536, &[web, vm("db")]);
+    assert_eq!(decisions[0].action, Action::Reclaim { bytes: 1024 * MIB });
+    assert_eq!(decisions.len(), 1, "it is enough: {decisions:?}");
+    let why = &decisions[0].why;
+    assert!(why.starts_with("1 GiB free, keeps 0 B; the host: available 1.5 GiB"), "{why}");
+}
+
+#[test]
+fn a_guest_keeps_some_free_memory_while_the_host_has_enough() {
+    let spare = |class| VmSight { spare_bytes: 1024 * MIB, ..of_class("web", class) };
+    let bytes = |class| match *once(8192, &[spare(class)]) {
+        [Decision { action: Action::Reclaim { bytes }, .. }] => bytes / MIB,
+        ref other => panic!("{other:?}"),
+    };
+    let taken = [Class::Latency, Class::Normal, Class::Batch].map(bytes);
+    assert_eq!(taken, [1024 - 512, 1024 - 128, 1024]);
+}
+
+#[test]
+fn batch_vms_give_cold_memory_first() {
+    let vms = [of_class("latency", Class::Latency), vm("normal"), of_class("batch", Class::Batch)];
+    // A hundredth of its memory in a second.
+    assert_eq!(
+        limits(&once(2040, &vms)),
+        [("batch", Some(3072 - 41)), ("normal", Some(3072 - 41)), ("latency", Some(3072 - 41))]
+    );
+    // Less is lacking than the batch VM gives.
+    let mut pilot = Pilot::default();
+    pilot.look(Duration::ZERO, RULE, &memory(2000), &[]);
+    let decisions = pilot.look(Duration::from_secs(1), RULE, &memory(2304 - 20), &vms);
+    assert_eq!(limits(&decisions), [("batch", Some(3072 - 20))]);
+    assert!(decisions[0].why.contains("works with 1 GiB; the host is tight"), "{decisions:?}");
+}
+
+#[test]
+fn what_a_vm_works_with_stays_while_others_have_cold_memory() {
+    let busy = VmSight { working_bytes: Some(3000 * MIB), ..vm("busy") };
+    assert_eq!(limits(&once(900, &[busy, vm("idle")])), [("idle", Some(3072 - 164))]);
+}
+
+#[test]
+fn only_batch_vms_lose_what_they_work_with_and_only_when_it_is_critical() {
+    let busy = |name, class| VmSight { working_bytes: Some(3072 * MIB), ..of_class(name, class) };
+    let vms = [busy("normal", Class::Normal), busy("batch", Class::Batch)];
+    let probed = [("batch", Some(3072 - 41)), ("normal", Some(3072 - 41))];
+    assert_eq!(limits(&once(600, &vms)), probed, "short: nobody has cold memory");
+    assert_eq!(limits(&once(500, &vms)), [("batch", Some(3072 - 652))], "critical");
+}
+
+#[test]
+fn a_vm_of_less_weight_gives_more() {
+    let of = |name, weight| VmSight { rule: VmRule { weight, ..VmRule::default() }, ..vm(name) };
+    let mut pilot = Pilot::default();
+    pilot.look(Duration::ZERO, RULE, &memory(1000), &[]);
+    let now = Duration::from_secs(1);
+    let decisions = pilot.look(now, RULE, &memory(2304 - 60), &[of("less", 100), of("more", 200)]);
+    assert_eq!(limits(&decisions), [("less", Some(3072 - 40)), ("more", Some(3072 - 20))]);
+}
+
+#[test]
+fn nobody_goes_below_its_minimum_or_above_its_maximum() {
+    let rule = VmRule { min_bytes: Some(3060 * MIB), ..VmRule::default() };
+    assert_eq!(limits(&once(100, &[VmSight { rule, ..vm("min") }])), []);
+    let rule = VmRule { max_bytes: Some(2000 * MIB), ..VmRule::default() };
+    let max = VmSight { rule, ..vm("max") };
+    let decisions = once(8192, from_ref(&max));
+    assert_eq!(limits(&decisions), [("max", Some(2000))]);
+    assert_eq!(decisions[0].why, "it may have 1.9 GiB at most");
+    let limited = VmSight { limit_bytes: Some(2000 * MIB), ..max };
+    assert_eq!(once(8192, &[limited]), [], "it stays there");
+}
+
+#[test]
+fn a_held_vm_stays_as_it_is() {
+    let rule = VmRule { is_held: true, max_bytes: Some(1), ..VmRule::default() };
+    let held = VmSight { rule, spare_bytes: 1024 * MIB, waits: true, ..vm("held") };
+    assert_eq!(once(100, &[held]), []);
+}
+
+#[test]
+fn a_vm_that_misses_its_memory_is_relieved_at_once() {
+    let mut pilot = Pilot::default();
+    let limited =
+        VmSight { limit_bytes: Some(2048 * MIB), resident_bytes: 2000 * MIB, ..vm("web") };
+    let host = memory(2000);
+    pilot.look(Duration::ZERO, RULE, &host, from_ref(&limited));
+    let missing = VmSight { refaulted_bytes: 50 * MIB, ..limited };
+    let decisions = pilot.look(Duration::from_secs(1), RULE, &host, from_ref(&missing));
+    assert_eq!(limits(&decisions), [("web", Some(2048 + 200))]);
+    assert_eq!(decisions[0].why, "50 MiB of evicted memory came back within seconds");
+    // Its limit rests.
+    let relieved = VmSight { limit_bytes: Some(2248 * MIB), resident_bytes: 2240 * MIB, ..missing };
+    let later = |pilot: &mut Pilot, seconds| {
+        pilot.look(Duration::from_secs(seconds), RULE, &host, from_ref(&relieved))
+    };
+    assert_eq!(later(&mut pilot, 5), []);
+    assert_eq!(limits(&later(&mut pilot, 6)).len(), 1, "it has cold memory");
+}
+
+#[test]
+fn a_limit_that_was_too_low_rests_longer_each_time() {
+    let (mut state, limited) = (VmState::default(), VmSight { limit_bytes: Some(1), ..vm("web") });
+    let mut now = Duration::from_secs(1);
+    for rest in [5, 10, 20, 40, 80, 160, 300, 300] {
+        state.lowered(now);
+        state.note(&limited, now);
+        state.relieved(now);
+        assert!(!state.may_lower(now + Duration::from_secs(rest) - Duration::from_nanos(1)));
+        now += Duration::from_secs(rest);
+        assert!(state.may_lower(now));
+    }
+}
+
+#[test]
+fn limits_go_up_again_once_the_host_has_enough() {
+    let limited = |class, name| VmSight {
+        limit_bytes: Some(2048 * MIB),
+        resident_bytes: 2000 * MIB,
+        ..of_class(name, class)
+    };
+    let vms = [limited(Class::Batch, "batch"), limited(Class::Latency, "latency")];
+    let decisions = once(3000, &vms);
+    // An eighth of what is beyond the goal.
+    assert_eq!(limits(&decisions), [("latency", Some(2048 + 87))]);
+    let near = VmSight { limit_bytes: Some(4090 * MIB), ..vm("near") };
+    assert_eq!(limits(&once(8192, &[near])), [("near", None)], "its memory is all");
+}
+
+#[test]
+fn what_is_on_its_way_is_not_asked_for_again() {
+    let mut pilot = Pilot::default();
+    pilot.look(Duration::ZERO, RULE, &memory(2000), &[]);
+    let under_way = VmSight { limit_bytes: Some(2700 * MIB), ..vm("slow") };
+    let decisions =
+        pilot.look(Duration::from_secs(1), RULE, &memory(2000), &[under_way, vm("other")]);
+    assert_eq!(decisions, []);
+}

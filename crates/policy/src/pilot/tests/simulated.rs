@@ -1,0 +1,245 @@
+//! Hosts over time: the pilot's decisions change what it sees next.
+
+use std::cmp::Ordering;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A VM that uses all that it works with in each second, and the rest never.
+#[derive(Clone, Debug)]
+struct Guest {
+    rule: VmRule,
+    memory: u64,
+    working: u64,
+    resident: Resident,
+    limit: Option<u64>,
+    refaulted: u64,
+}
+
+/// What is resident.
+#[derive(Clone, Copy, Debug)]
+struct Resident {
+    working: u64,
+    cold: u64,
+    free: u64,
+}
+
+impl Guest {
+    /// A guest all of whose memory is resident. In MiB.
+    fn new(class: Class, memory: u64, working: u64, cold: u64) -> Guest {
+        let rule = VmRule { class, ..VmRule::default() };
+        let resident = Resident { working, cold, free: memory - working - cold };
+        Guest { rule, memory, working, resident, limit: None, refaulted: 0 }
+    }
+
+    fn resident(&self) -> u64 {
+        self.resident.working + self.resident.cold + self.resident.free
+    }
+
+    /// A second of work.
+    fn work(&mut self) {
+        self.refaulted += self.working.saturating_sub(self.resident.working);
+        self.resident.working = self.working;
+        let mut over = self.resident().saturating_sub(self.limit.unwrap_or(u64::MAX));
+        let Resident { working, cold, free } = &mut self.resident;
+        for part in [free, cold, working] {
+            let gone = over.min(*part);
+            (*part, over) = (*part - gone, over - gone);
+        }
+    }
+
+    fn obey(&mut self, action: Action) {
+        match action {
+            Action::Reclaim { bytes } => {
+                self.resident.free -= (bytes / MIB).min(self.resident.free);
+            }
+            Action::Limit { from, to } => {
+                assert_eq!(from, self.limit.map(|limit| limit * MIB));
+                self.limit = to.map(|bytes| bytes / MIB);
+            }
+        }
+    }
+
+    fn seen_as(&self, name: String) -> VmSight {
+        VmSight {
+            name,
+            rule: self.rule,
+            memory_bytes: self.memory * MIB,
+            resident_bytes: self.resident() * MIB,
+            floor_bytes: (48 + self.memory / 64) * MIB,
+            limit_bytes: self.limit.map(|limit| limit * MIB),
+            spare_bytes: self.resident.free * MIB,
+            working_bytes: self.limit.map(|_| self.working * MIB),
+            refaulted_bytes: self.refaulted * MIB,
+            waits: false,
+            may_reclaim: true,
+            may_limit: true,
+        }
+    }
+}
+
+/// A host, its VMs and its pilot.
+struct Host {
+    memory: u64,
+    guests: Vec<Guest>,
+    pilot: Pilot,
+    seconds: u64,
+    /// How often each VM's limit has turned from down to up or back, and its last direction.
+    turns: Vec<(u32, Ordering)>,
+    /// What came back since this was last counted.
+    refaulted: u64,
+}
+
+impl Host {
+    fn new(memory: u64, guests: Vec<Guest>) -> Host {
+        let turns = vec![(0, Ordering::Equal); guests.len()];
+        Host { memory, guests, pilot: Pilot::default(), seconds: 0, turns, refaulted: 0 }
+    }
+
+    fn rule(&self) -> HostRule {
+        HostRule { reserve: Below::Bytes(self.memory / 20 * MIB), stall_permille: None }
+    }
+
+    fn available(&self) -> u64 {
+        let taken: u64 = self.guests.iter().map(Guest::resident).sum();
+        self.memory.saturating_sub(taken)
+    }
+
+    fn run(&mut self, seconds: u64) {
+        for _ in 0..seconds {
+            let before: u64 = self.guests.iter().map(|guest| guest.refaulted).sum();
+            self.guests.iter_mut().for_each(Guest::work);
+            let after: u64 = self.guests.iter().map(|guest| guest.refaulted).sum();
+            self.refaulted += after - before;
+            self.look();
+            self.seconds += 1;
+        }
+    }
+
+    fn look(&mut self) {
+        let sights: Vec<VmSight> = { self.guests.iter().enumerate() }
+            .map(|(number, guest)| guest.seen_as(number.to_string()))
+            .collect();
+        let host = Budget {
+            name: "the host".into(),
+            total_bytes: self.memory * MIB,
+            available_bytes: self.available() * MIB,
+        };
+        let host = HostMemory { host, groups: Vec::new(), stall_permille: None };
+        let (now, rule) = (Duration::from_secs(self.seconds), self.rule());
+        for decision in self.pilot.look(now, rule, &host, &sights) {
+            let number: usize = decision.vm.parse().unwrap();
+            let (guest, sight) = (&mut self.guests[number], &sights[number]);
+            assert!(!guest.rule.is_held, "{decision}");
+            if let Action::Limit { from, to } = decision.action {
+                let to = to.unwrap_or(sight.memory_bytes);
+                assert!(to >= sight.least_bytes() && to <= sight.most_bytes(), "{decision}");
+                let direction = to.cmp(&from.unwrap_or(sight.memory_bytes));
+                let (turns, before) = &mut self.turns[number];
+                *turns += u32::from(*before == direction.reverse());
+                *before = direction;
+            }
+            guest.obey(decision.action);
+        }
+    }
+
+    fn count_anew(&mut self) {
+        self.turns.iter_mut().for_each(|(turns, _)| *turns = 0);
+        self.refaulted = 0;
+    }
+}
+
+#[test]
+fn cold_memory_makes_room_for_what_others_work_with() {
+    let guests = vec![
+        Guest::new(Class::Latency, 4000, 2000, 1000),
+        Guest::new(Class::Normal, 4000, 1000, 3000),
+        Guest::new(Class::Batch, 4000, 500, 3000),
+    ];
+    let mut host = Host::new(8000, guests);
+    host.run(120);
+    assert_eq!(host.pilot.stage(), Stage::Ample, "{} MiB", host.available());
+    assert_eq!(host.refaulted, 0);
+    let cold = host.guests.iter().map(|guest| guest.resident.cold).collect::<Vec<_>>();
+    assert!(cold[2] < cold[0], "the batch VM gave first: {cold:?}");
+}
+
+#[test]
+fn a_vm_that_needs_more_gets_it_from_batch_vms() {
+    let guests = vec![
+        Guest::new(Class::Latency, 4000, 1000, 0),
+        Guest::new(Class::Batch, 4000, 3000, 0),
+        Guest::new(Class::Batch, 4000, 3000, 0),
+    ];
+    let mut host = Host::new(8000, guests);
+    host.run(60);
+    let guest = &mut host.guests[0];
+    guest.working = 3500;
+    host.run(60);
+    let guest = &host.guests[0];
+    assert_eq!(guest.resident.working, 3500);
+    host.count_anew();
+    let before = host.guests[0].refaulted;
+    host.run(60);
+    assert_eq!(host.guests[0].refaulted, before, "it does not pay for the others");
+    assert!(host.available() > 200, "{} MiB", host.available());
+}
+
+#[test]
+fn thousands_of_vms_are_looked_at() {
+    let guests = (0..4000).map(|_| Guest::new(Class::Normal, 1000, 300, 500)).collect();
+    let mut host = Host::new(3_500_000, guests);
+    host.run(90);
+    assert_eq!(host.pilot.stage(), Stage::Ample, "{} MiB", host.available());
+    assert_eq!(host.refaulted, 0);
+}
+
+fn guests() -> impl Strategy<Value = Vec<Guest>> {
+    let class = prop_oneof![Just(Class::Latency), Just(Class::Normal), Just(Class::Batch)];
+    let guest = (class, 512u64..8192, 0u64..=100, 0u64..=100, any::<bool>(), 1u32..1000);
+    let guest = guest.prop_map(|(class, memory, working, cold, bounded, weight)| {
+        let working = (memory - 200) * working / 100;
+        let cold = (memory - working) * cold / 100;
+        let mut guest = Guest::new(class, memory, working, cold);
+        guest.rule.weight = weight;
+        guest.rule.min_bytes = bounded.then_some(memory / 3 * MIB);
+        guest.rule.max_bytes = bounded.then_some((memory - memory / 10).max(working) * MIB);
+        guest
+    });
+    proptest::collection::vec(guest, 1..12)
+}
+
+proptest! {
+    /// Bounds are checked at each decision.
+    #[test]
+    fn a_host_that_has_room_comes_to_rest(guests in guests(), spare in 0u64..4000) {
+        let kept = |guest: &Guest| {
+            let working = guest.working + guest.working / guest.rule.class.slack_part();
+            let least = guest.rule.min_bytes.unwrap_or(0) / MIB;
+            (working.max(least).max(48 + guest.memory / 64) + guest.memory / 32).min(guest.memory)
+        };
+        let needed: u64 = guests.iter().map(kept).sum();
+        let mut host = Host::new((needed + spare) * 8 / 7 + 64, guests);
+        host.run(400);
+        host.count_anew();
+        host.run(200);
+        // A little comes back all the time without being missed.
+        let tolerated = |guest: &Guest| guest.memory / guest.rule.class.refault_part();
+        let tolerated: u64 = host.guests.iter().map(tolerated).sum();
+        prop_assert!(host.refaulted <= 200 * tolerated, "{} MiB", host.refaulted);
+        prop_assert!(host.available() >= host.memory / 20, "{} of {}", host.available(), host.memory);
+        prop_assert!(host.turns.iter().all(|(turns, _)| *turns <= 2), "{:?}", host.turns);
+    }
+
+    #[test]
+    fn a_host_without_room_does_not_swing(guests in guests(), percent in 20u64..80) {
+        let needed: u64 = guests.iter().map(|guest| guest.working + 300).sum();
+        let mut host = Host::new((needed * percent / 100).max(1000), guests);
+        host.run(600);
+        host.count_anew();
+        host.run(300);
+        // A limit that is too low rests for minutes.
+        prop_assert!(host.turns.iter().all(|(turns, _)| *turns <= 12), "{:?}", host.turns);
+    }
+}
