@@ -49,8 +49,11 @@ pub struct ChosenBlocks {
     pub broken_lists: u32,
 }
 
-/// Appends blocks to `out`, zone by zone (Normal, Movable, DMA32; never DMA), the largest first,
-/// from the tails of the lists.
+/// Appends blocks to `out`, from the tails of the lists: the largest blocks of all zones first. Of
+/// one order, zones come as Normal, Movable and DMA32 (never DMA), and movable memory comes first.
+///
+/// A block of the largest order cannot be merged with its buddy, so its metadata is written least
+/// often while it stays free.
 ///
 /// A block is on one list only. If lists of a lying guest cross or form a cycle, they yield no more
 /// blocks than the guest's RAM has room for.
@@ -90,12 +93,20 @@ fn lists<'a>(
     sight: Sight<'_>,
     min_order: u8,
 ) -> impl Iterator<Item = (&'a Zone, u8, u8)> {
-    let orders = move || (min_order..=sight.layout.max_order()).rev();
-    let types = zones.migrate_types();
-    let usable = zones.iter().filter(|zone| zone.kind != ZoneKind::Dma);
-    usable.flat_map(move |zone| {
-        orders().flat_map(move |order| (0..types).map(move |kind| (zone, order, kind)))
+    let orders = (min_order..=sight.layout.max_order()).rev();
+    let usable = || zones.iter().filter(|zone| zone.kind != ZoneKind::Dma);
+    orders.flat_map(move |order| {
+        usable().flat_map(move |zone| {
+            migrate_types(zones.migrate_types()).map(move |kind| (zone, order, kind))
+        })
     })
+}
+
+/// Migrate types in order of preference: movable, reclaimable and unmovable memory, and last what
+/// the kernel keeps for special uses. Numbers are those of `include/linux/mmzone.h`.
+fn migrate_types(count: u8) -> impl Iterator<Item = u8> {
+    const COMMON: [u8; 3] = [1, 2, 0];
+    COMMON.into_iter().filter(move |kind| *kind < count).chain(3..count)
 }
 
 /// Sets blocks aside at the heads of the lists, one of each list in turn, until they hold

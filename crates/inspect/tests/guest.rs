@@ -107,10 +107,10 @@ fn both_ends_of_a_list_give_the_same_blocks() {
 }
 
 #[test]
-fn victims_come_from_the_tail_normal_zone_first_largest_first() {
+fn victims_come_from_the_tails_and_the_largest_of_all_zones_first() {
     let blocks = victims(&Forge::with_free_blocks(4), 0, u64::MAX);
     let heads: Vec<u64> = blocks.iter().map(|block| block.head.0 / 1024).collect();
-    assert_eq!(heads, [11, 10, 9, 8, 7, 6, 5, 4, 15, 14, 13, 12]);
+    assert_eq!(heads, [11, 10, 9, 8, 7, 6, 5, 4, 12, 15, 14, 13]);
 }
 
 #[test]
