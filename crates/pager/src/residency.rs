@@ -5,6 +5,7 @@ use self::digests::Digests;
 use self::disk_backed::{DiskBacked, GuestDisk};
 use self::kept::Kept;
 use self::owners::Owners;
+use self::refaults::Refaults;
 use self::view::View;
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -12,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use ebb_digest::DigestKey;
 use ebb_ledger::Content;
 use ebb_store::{Store, StoreUsage};
-use ebb_units::FrameRange;
+use ebb_units::{FrameRange, Gfn};
 
 use crate::frames::Frames;
 use crate::support::counters::add;
@@ -27,6 +28,7 @@ pub mod judge;
 pub mod kept;
 pub mod owners;
 pub mod place;
+pub mod refaults;
 pub mod slots;
 pub mod verdict;
 pub mod view;
@@ -43,6 +45,7 @@ pub struct Residency {
     digest_key: Arc<DigestKey>,
     kept: Kept,
     dead: Dead,
+    refaults: Refaults,
 }
 
 impl Residency {
@@ -67,6 +70,7 @@ impl Residency {
             digests: OnceLock::new(),
             digest_key,
             dead: Dead::new(end),
+            refaults: Refaults::new(end),
         };
         for (frames, content) in residency.frames.ledger().runs() {
             residency.take_note(frames, content)?;
@@ -126,6 +130,17 @@ impl Residency {
     /// What is known of content that the guest will not ask for.
     pub(crate) fn dead(&self) -> &Dead {
         &self.dead
+    }
+
+    /// Counts a frame whose content is read back because the frame was touched. The touch showed
+    /// that so many frames (`hits`) were of use that were read ahead. They went when this one did.
+    pub(crate) fn count_refill(&self, gfn: Gfn, hits: u64) {
+        let counters = self.frames.counters();
+        add(&counters.refilled_frames, 1);
+        add(&counters.ahead_hit_frames, hits);
+        if self.refaults.came(gfn) {
+            add(&counters.refaulted_frames, 1 + hits);
+        }
     }
 
     /// The key of content digests.

@@ -47,10 +47,11 @@ pub fn rows(limit: &LimitStatus) -> String {
         row(
             "refilled",
             format!(
-                "{} on touch, {} ahead of it, of which {} was used, in all",
+                "{} on touch, {} ahead of it, of which {} was used; {} within 30 s, in all",
                 Bytes(limit.refilled_total_bytes),
                 Bytes(limit.ahead_total_bytes),
-                Bytes(limit.ahead_hit_total_bytes)
+                Bytes(limit.ahead_hit_total_bytes),
+                Bytes(limit.refaulted_total_bytes)
             ),
         ),
         row(

@@ -140,6 +140,7 @@ pub fn limit(knowing: &Knowing<'_>) -> LimitStatus {
         on_disk_total_bytes: total.on_disk * FRAME_BYTES,
         empty_total_bytes: total.empty * FRAME_BYTES,
         refilled_total_bytes: bytes(&counters.refilled_frames),
+        refaulted_total_bytes: bytes(&counters.refaulted_frames),
         ahead_total_bytes: bytes(&counters.ahead_frames),
         ahead_hit_total_bytes: bytes(&counters.ahead_hit_frames),
         false_reads_avoided_total_bytes: bytes(&counters.false_reads_avoided),

@@ -35,6 +35,10 @@ pub struct LimitStatus {
     pub empty_total_bytes: u64,
     /// Read back because of a touch.
     pub refilled_total_bytes: u64,
+    /// What was touched and read back, with what was read ahead of it and used, less than 30 s after
+    /// its eviction.
+    #[serde(default)]
+    pub refaulted_total_bytes: u64,
     /// Read back with those, ahead of a touch.
     pub ahead_total_bytes: u64,
     /// The part of `ahead_total_bytes` that was used.

@@ -22,7 +22,6 @@ use crate::frames::Frames;
 use crate::frames::words::EMPTY;
 use crate::frames::words::Served;
 use crate::residency::Residency;
-use crate::support::counters::add;
 
 /// Gives the frames of one VM their content.
 pub struct Installer {
@@ -158,7 +157,7 @@ impl Installer {
             self.frames.after(held.abandon(), frame);
             return Err(error);
         }
-        add(&self.frames.counters().refilled_frames, 1);
+        self.residency.count_refill(gfn, 0);
         let _ = self.residency.arrive(gfn, held);
         self.frames.wake(frame).map(Served::done)
     }

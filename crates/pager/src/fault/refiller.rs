@@ -107,14 +107,13 @@ impl Refiller {
         let share = self.room.coming().share(window.pages, || self.room.room());
         window.pages = share.frames();
         window.before = window.before.min(window.pages - 1);
-        add(&self.frames.counters().ahead_hit_frames, window.hits);
         let asked = window.before;
         let reading = Reading { base: behind(content, -(asked as i64)), asked };
         let mut back = vec![Back { gfn, word, page: asked }];
         self.neighbours(reading, window.pages, &mut back);
         let behind = back.last().map_or(0, |back| back.page - asked);
         lock().read(at, at + 1 + behind as u64, back.len() as u64 - 1);
-        add(&self.frames.counters().refilled_frames, 1);
+        self.residency.count_refill(gfn, window.hits);
         add(&self.frames.counters().false_reads, u64::from(verdict == Verdict::Unproven));
         add(&self.frames.counters().ahead_frames, back.len() as u64 - 1);
         let (mut first, mut rest) = (None, back);

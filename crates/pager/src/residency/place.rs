@@ -73,6 +73,7 @@ impl Residency {
     /// Notes that the frame is evicted. The caller has locked its word, which says so from now on.
     pub(crate) fn note_evicted(&self, gfn: Gfn, place: ContentPlace) {
         let counters = &self.frames.counters();
+        self.refaults.went(gfn);
         let kept = match place.content {
             Content::Saved { slot } if place.is_kept => Some(slot),
             _ => None,

@@ -39,6 +39,8 @@ pub struct Counters {
     pub on_disk_frames: AtomicU64,
     /// Frames read back from the store or a disk because they were touched.
     pub refilled_frames: AtomicU64,
+    /// Frames of `refilled_frames` and `ahead_hit_frames` that had been evicted seconds before.
+    pub refaulted_frames: AtomicU64,
     /// Touched frames that were not read back, because the guest had freed them since they were
     /// evicted.
     pub false_reads_avoided: AtomicU64,

@@ -40,18 +40,20 @@ impl Refiller {
             return false;
         }
         add(&self.frames.counters().missing, 1);
-        add(&self.frames.counters().refilled_frames, 1);
         add(&self.frames.counters().false_reads, u64::from(verdict == Verdict::Unproven));
         let _ = self.residency.arrive(gfn, word);
         self.frames.after(true, FrameRange::new(gfn, 1));
-        self.bring_around(slot, ahead);
+        let hits = self.bring_around(slot, ahead);
+        self.residency.count_refill(gfn, hits);
         true
     }
 
-    fn bring_around(&self, slot: u64, ahead: &mut ReadAhead) {
+    /// Brings back what lies around a slot, where that pays. Returns how many frames that were read
+    /// ahead earlier were of use.
+    fn bring_around(&self, slot: u64, ahead: &mut ReadAhead) -> u64 {
         if self.residency.owners().get(slot).is_none() {
             // The slot has no neighbours.
-            return;
+            return 0;
         }
         let window = ahead.window(slot);
         let first = slot.saturating_sub(window.before as u64);
@@ -59,8 +61,8 @@ impl Refiller {
         let brought = |near: &u64| *near != slot && self.bring(*near);
         let (count, last) = all.filter(brought).fold((0, slot), |(n, _), near| (n + 1, near));
         ahead.read(slot, last.max(slot) + 1, count);
-        add(&self.frames.counters().ahead_hit_frames, window.hits);
         add(&self.frames.counters().ahead_frames, count);
+        window.hits
     }
 
     /// Brings back the content of a slot that was not touched. Returns whether it came.
