@@ -5,7 +5,10 @@ use std::str::FromStr;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use ebb_api::{Backing, DiskRequest, Mode, OnViolation, ReclaimWhen, SizeMechanism, VmName, route};
+use ebb_api::{
+    Backing, DiskRequest, Mode, OnViolation, PilotMode, ReclaimWhen, SizeMechanism, VmClass,
+    VmName, route,
+};
 use ebb_units::Bytes;
 
 use crate::below::Below;
@@ -131,6 +134,41 @@ pub enum Command {
         /// The most it gets, in percent of its share [default: 125]
         #[arg(long, value_name = "PERCENT")]
         upper: Option<u32>,
+    },
+    /// Show the pilot, turn it on or off, or change the reserve: it decides what to take from which
+    /// VM, and what to give back
+    Pilot {
+        /// `dry-run`: it decides and does nothing [default: only show]
+        #[arg(value_name = "on|off|dry-run", value_parser = pilot_mode)]
+        mode: Option<PilotMode>,
+        /// Memory that is to stay available on the host: a size, or a part of its memory, as 10%
+        /// [default: as set before, at first 10%]
+        #[arg(long, value_name = "SIZE|PERCENT%", allow_negative_numbers = true)]
+        reserve: Option<Below>,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Show or change the pilot's rule for a VM: how much of its memory may go, and when
+    Rule {
+        #[command(flatten)]
+        vm: Vm,
+        /// How much its speed matters: batch, normal or latency [default: as set before, at first
+        /// normal]
+        #[arg(long, value_name = "CLASS")]
+        class: Option<VmClass>,
+        /// Take nothing in use below this; 0: what its guest needs to live
+        #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+        min: Option<Bytes>,
+        /// Give it no more than this; 0: all of its memory
+        #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+        max: Option<Bytes>,
+        /// Its weight among VMs of its class: with twice the weight it gives half as much
+        /// [default: as set before, at first 100]
+        #[arg(long, value_name = "NUMBER")]
+        weight: Option<u32>,
+        /// Leave it as it is, or no longer
+        #[arg(long, value_name = "on|off")]
+        hold: Option<Switch>,
     },
     /// Measure for some seconds how fast this host's tiers are, and keep the result
     Calibrate {
@@ -311,6 +349,8 @@ impl Command {
         match self {
             Command::Run(_) | Command::Attach(_) => Begins::Vms,
             Command::Pool { size: Some(_), .. }
+            | Command::Pilot { mode: Some(_), .. }
+            | Command::Pilot { reserve: Some(_), .. }
             | Command::Calibrate { .. }
             | Command::Doctor { .. }
             | Command::Completions { .. }
@@ -350,11 +390,21 @@ fn size_mechanism(text: &str) -> Result<SizeMechanism, String> {
     }
 }
 
+/// Parses what the pilot is to do, as people write it.
+fn pilot_mode(text: &str) -> Result<PilotMode, String> {
+    match text {
+        "on" => Ok(PilotMode::On),
+        "off" => Ok(PilotMode::Off),
+        "dry-run" => Ok(PilotMode::DryRun),
+        other => Err(format!("{other:?} is not one of on, off, dry-run")),
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
-    /// Reclaim at every interval, or under host pressure
+    /// On
     On,
-    /// Reclaim only when asked
+    /// Off
     Off,
 }
 

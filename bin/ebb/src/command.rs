@@ -13,9 +13,9 @@ use serde::de::DeserializeOwned;
 
 use ebb_api::{
     AttachRequest, AutoRequest, AutoStatus, Calibration, DetachReport, DiskRequest, EvictReport,
-    EvictRequest, HeatReport, HeatRequest, LimitRequest, LimitStatus, PoolRequest, PoolStatus,
-    ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest, RunRequest, ShareRequest,
-    SizeState, VmStatus, VmSummary, route,
+    EvictRequest, HeatReport, HeatRequest, LimitRequest, LimitStatus, PilotRequest, PilotStatus,
+    PoolRequest, PoolStatus, ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest,
+    RuleRequest, RunRequest, ShareRequest, SizeState, VmStatus, VmSummary, route,
 };
 use ebb_units::Bytes;
 
@@ -54,6 +54,17 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
             let bytes = share.0.map(|share| share.0);
             let (lower_percent, upper_percent) = (lower, upper);
             host.share(&vm, &ShareRequest { bytes, lower_percent, upper_percent })?
+        }
+        Command::Pilot { mode, reserve, output } => {
+            let (reserve_percent, reserve_bytes) =
+                (reserve.and_then(Below::percent), reserve.and_then(Below::bytes));
+            host.pilot(&PilotRequest { mode, reserve_percent, reserve_bytes }, output.json)?
+        }
+        Command::Rule { vm, class, min, max, weight, hold } => {
+            let bytes = |size: Option<Bytes>| size.map(|size| size.0);
+            let (min_bytes, max_bytes) = (bytes(min), bytes(max));
+            let hold = hold.map(|hold| hold == Switch::On);
+            host.rule(&vm, &RuleRequest { class, min_bytes, max_bytes, weight, hold })?
         }
         Command::Calibrate { output } => host.calibrate(output.json)?,
         Command::Evict { vm, bytes } => host.evict(&vm, bytes)?,
@@ -250,6 +261,22 @@ impl Host {
         let path = route::of_vm(route::SHARE, &vm.name);
         let status: PoolStatus = self.send(Method::PUT, &path, request)?;
         render(&status, vm.output.json, show::pool)
+    }
+
+    fn pilot(&self, request: &PilotRequest, json: bool) -> anyhow::Result<String> {
+        request.check()?;
+        let status: PilotStatus = match *request == PilotRequest::default() {
+            true => self.ask(Method::GET, route::PILOT)?,
+            false => self.send(Method::PUT, route::PILOT, request)?,
+        };
+        render(&status, json, show::pilot)
+    }
+
+    fn rule(&self, vm: &Vm, request: &RuleRequest) -> anyhow::Result<String> {
+        request.check()?;
+        let path = route::of_vm(route::RULE, &vm.name);
+        let status: PilotStatus = self.send(Method::PUT, &path, request)?;
+        render(&status, vm.output.json, show::pilot)
     }
 
     fn calibrate(&self, json: bool) -> anyhow::Result<String> {

@@ -3,6 +3,7 @@
 mod brief;
 mod limit;
 mod list;
+mod pilot;
 mod reach;
 mod reclaim;
 mod size;
@@ -19,6 +20,7 @@ use crate::interval::readable;
 pub use brief::brief;
 pub use limit::{evicted, limit};
 pub use list::list;
+pub use pilot::pilot;
 pub use reclaim::{auto, reclaimed};
 pub use size::{resized, resizing};
 pub use tier::{calibration, monitoring, pool, tier};

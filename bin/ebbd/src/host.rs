@@ -4,6 +4,7 @@ pub mod apart;
 pub mod asking;
 mod link;
 mod listing;
+pub mod pilot;
 pub mod pool;
 pub mod pool_keeper;
 pub mod pressure_watch;
@@ -12,4 +13,6 @@ pub mod registry;
 pub mod start_vm;
 mod supervisor;
 pub mod swap_dir;
+#[cfg(test)]
+mod testing;
 mod vm_process;

@@ -35,7 +35,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use self::commands::{disk, memory};
 use self::helpers::{console, injector, relay};
-use self::host::{pool, pool_keeper, pressure_watch, recovery, registry, swap_dir};
+use self::host::{pilot, pool, pool_keeper, pressure_watch, recovery, registry, swap_dir};
 use self::model::record::{ForgetBy, MetadataBy, Settings};
 use self::model::site::Site;
 use self::model::{monitoring, task};
@@ -205,6 +205,8 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let shared = registry::SharedByVms {
         pool: pool::PoolRecord::open(&run_dir).context("the pool's record, pool.json")?,
+        pilot_record: pilot::PilotRecord::open(&run_dir)
+            .context("the pilot's record, pilot.json: remove it")?,
         calibrated: calibration::Calibrated::open(&run_dir)
             .context("the calibration's record, calibration.json: remove it")?,
         table: table(&run_dir),
@@ -284,7 +286,9 @@ async fn listen(
     tracing::info!("listening on {}", path.display());
     let keeper = tokio::spawn(pool_keeper::keep(daemon.clone()));
     let watcher = tokio::spawn(pressure_watch::watch(daemon.clone(), stall_percent));
+    let pilot = tokio::spawn(pilot::keep(daemon.clone(), stall_percent));
     http::serve(listener, server::router(daemon), ended, at_once).await?;
+    pilot.abort();
     keeper.abort();
     watcher.abort();
     // The VMs stay as they are, for the next daemon.

@@ -6,6 +6,7 @@ pub mod figures;
 pub mod host_pressure;
 pub mod member;
 pub mod monitoring;
+pub mod piloted;
 pub mod record;
 pub mod served;
 pub mod share;

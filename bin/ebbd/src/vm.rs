@@ -9,6 +9,7 @@ pub mod limit;
 mod make_pager;
 mod member;
 pub mod passed_through;
+mod piloted;
 pub mod publisher;
 pub mod ready;
 mod reclaim;

@@ -164,6 +164,48 @@ choice! {
 }
 
 choice! {
+    /// What the pilot does.
+    #[derive(Default)]
+    PilotMode {
+        /// Nothing.
+        #[default]
+        Off = "off",
+        /// It decides, and only tells what it would do.
+        DryRun = "dry_run",
+        /// It decides and acts.
+        On = "on",
+    }
+}
+
+choice! {
+    /// How much a VM's speed matters to the pilot.
+    #[derive(Default)]
+    VmClass {
+        /// Nobody waits for it: its memory goes first.
+        Batch = "batch",
+        /// Neither of the others.
+        #[default]
+        Normal = "normal",
+        /// Somebody waits for its answers: its memory goes last and comes back first.
+        Latency = "latency",
+    }
+}
+
+choice! {
+    /// How short of memory the host is.
+    PilotStage {
+        /// Memory is given back to VMs.
+        Ample = "ample",
+        /// Less than twice the reserve is available: what VMs do not use is taken.
+        Tight = "tight",
+        /// Less than the reserve is available, or tasks wait for memory.
+        Short = "short",
+        /// Less than half of the reserve is available: batch VMs lose memory that they work with.
+        Critical = "critical",
+    }
+}
+
+choice! {
     /// What changes a VM's size.
     SizeMechanism {
         /// The guest's page-frame allocator, shared by the host.
@@ -256,6 +298,15 @@ mod tests {
         }
         for &when in ReclaimWhen::ALL {
             assert_eq!(serde_json::to_value(when).ok(), Some(when.as_str().into()));
+        }
+        for &mode in PilotMode::ALL {
+            assert_eq!(serde_json::to_value(mode).ok(), Some(mode.as_str().into()));
+        }
+        for &class in VmClass::ALL {
+            assert_eq!(serde_json::to_value(class).ok(), Some(class.as_str().into()));
+        }
+        for &stage in PilotStage::ALL {
+            assert_eq!(serde_json::to_value(stage).ok(), Some(stage.as_str().into()));
         }
         for &tracker in HeatTracker::ALL {
             assert_eq!(serde_json::to_value(tracker).ok(), Some(tracker.as_str().into()));

@@ -13,6 +13,7 @@ mod confinement;
 mod heat;
 mod name;
 mod openapi;
+mod pilot;
 mod pool;
 mod report;
 mod request;
@@ -22,12 +23,17 @@ mod status;
 pub use calibration::{Calibration, TierSpeed};
 pub use choice::{
     Accelerator, Backing, DeviceServer, DiskFormat, DmaMode, DriverState, HeatTracker, MayTake,
-    Mechanism, Mode, OnViolation, ReclaimWhen, SizeMechanism, SizeState, State,
+    Mechanism, Mode, OnViolation, PilotMode, PilotStage, ReclaimWhen, SizeMechanism, SizeState,
+    State, VmClass,
 };
 pub use confinement::Confinement;
 pub use heat::{DegreeBytes, HeatBlock, HeatFigures, HeatRegion, HeatReport, HeatRequest};
 pub use name::{NAME_LEN_MAX, NameError, VmName};
 pub use openapi::{document, document_text};
+pub use pilot::{
+    PilotDecision, PilotRequest, PilotStatus, PilotVm, RESERVE_PERCENT_DEFAULT,
+    RESERVE_PERCENT_MAX, RuleRequest, WEIGHT_MAX,
+};
 pub use pool::{
     LOWER_PERCENT_DEFAULT, PoolMember, PoolRequest, PoolStatus, ShareRequest,
     UPPER_PERCENT_DEFAULT, UPPER_PERCENT_MAX,

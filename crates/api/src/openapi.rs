@@ -33,6 +33,9 @@ pub fn document_text() -> Result<String, serde_json::Error> {
         v1::share,
         v1::set_pool,
         v1::pool,
+        v1::set_pilot,
+        v1::pilot,
+        v1::rule,
         v1::calibrate,
         v1::calibration,
         v1::openapi,
@@ -46,9 +49,10 @@ struct Description;
 mod v1 {
     use crate::{
         ApiErrorBody, AttachRequest, AutoRequest, AutoStatus, Calibration, DetachReport,
-        EvictReport, EvictRequest, HeatReport, HeatRequest, LimitRequest, LimitStatus, PoolRequest,
-        PoolStatus, ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest, RunRequest,
-        ShareRequest, StatusQuery, Version, VmStatus, VmSummary, route,
+        EvictReport, EvictRequest, HeatReport, HeatRequest, LimitRequest, LimitStatus,
+        PilotRequest, PilotStatus, PoolRequest, PoolStatus, ReclaimReport, ReclaimRequest,
+        ResizeReport, ResizeRequest, RuleRequest, RunRequest, ShareRequest, StatusQuery, Version,
+        VmStatus, VmSummary, route,
     };
 
     const NO_ROOM: &str = "There is no room for the record; nothing was changed.";
@@ -253,6 +257,33 @@ mod v1 {
     #[utoipa::path(get, path = route::POOL, responses((status = 200, body = PoolStatus)))]
     fn pool() {}
 
+    /// Turn the pilot on or off, or change its reserve.
+    #[utoipa::path(put, path = route::PILOT, request_body = PilotRequest, responses(
+        (status = 200, body = PilotStatus),
+        (status = 400, body = ApiErrorBody, description = "The request makes no sense."),
+        (status = 422, body = ApiErrorBody, description = "The host has less than the reserve."),
+        (status = 500, body = ApiErrorBody, description = "The operation failed."),
+        (status = 507, body = ApiErrorBody, description = NO_ROOM),
+    ))]
+    fn set_pilot() {}
+
+    /// The pilot, what it sees and what it decided last.
+    #[utoipa::path(get, path = route::PILOT, responses((status = 200, body = PilotStatus)))]
+    fn pilot() {}
+
+    /// Change the pilot's rule for a VM. It holds for later VMs of this name, too.
+    #[utoipa::path(put, path = route::RULE, request_body = RuleRequest,
+        params(("name" = String, Path, description = "The VM's name.")),
+        responses(
+            (status = 200, body = PilotStatus),
+            (status = 400, body = ApiErrorBody, description = "The request makes no sense."),
+            (status = 404, body = ApiErrorBody, description = "No such VM."),
+            (status = 422, body = ApiErrorBody, description = "The bounds exclude each other."),
+            (status = 500, body = ApiErrorBody, description = "The operation failed."),
+            (status = 507, body = ApiErrorBody, description = NO_ROOM),
+        ))]
+    fn rule() {}
+
     /// Measure how fast this host's tiers are; this takes some seconds.
     #[utoipa::path(post, path = route::CALIBRATION, responses(
         (status = 200, body = Calibration),
@@ -295,6 +326,8 @@ mod tests {
             route::HEAT,
             route::SHARE,
             route::POOL,
+            route::PILOT,
+            route::RULE,
             route::CALIBRATION,
             route::OPENAPI,
         ] {

@@ -36,6 +36,10 @@ pub const HEAT: &str = "/v1/vms/{name}/heat";
 pub const SHARE: &str = "/v1/vms/{name}/share";
 /// PUT [`crate::PoolRequest`], GET: [`crate::PoolStatus`].
 pub const POOL: &str = "/v1/pool";
+/// PUT [`crate::PilotRequest`], GET: [`crate::PilotStatus`].
+pub const PILOT: &str = "/v1/pilot";
+/// PUT [`crate::RuleRequest`]: [`crate::PilotStatus`].
+pub const RULE: &str = "/v1/vms/{name}/rule";
 /// POST, GET: [`crate::Calibration`].
 pub const CALIBRATION: &str = "/v1/calibration";
 /// GET: the OpenAPI document.

@@ -6,5 +6,6 @@ pub mod cost;
 pub mod hand;
 pub mod hyperalloc;
 pub mod limit;
+pub mod resting;
 pub mod uses;
 pub mod vprobe;

@@ -16,6 +16,8 @@ use ebb_ledger::Content;
 use ebb_pager::{Claim, Committed, Grain, Pager};
 use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, FrameRange, Gfn};
 
+use crate::resting::Resting;
+
 /// What Linux fills freed pages with under `page_poison=1`
 /// (`include/linux/poison.h`), and looks for when it allocates them.
 const PAGE_POISON: u8 = 0xaa;
@@ -34,8 +36,8 @@ pub enum Mode {
 }
 
 /// What to reclaim.
-#[derive(Clone, Copy, Debug)]
-pub struct Order {
+#[derive(Clone, Copy)]
+pub struct Order<'a> {
     /// The mode.
     pub mode: Mode,
     /// Order of the smallest blocks to reclaim.
@@ -47,6 +49,8 @@ pub struct Order {
     /// Bytes to protect, empty and release at a time. A guest that wants a block of a batch that is
     /// being reclaimed waits for the batch.
     pub batch_bytes: u64,
+    /// Memory to leave alone. `None`: all that is free is reclaimed.
+    pub resting: Option<&'a Resting>,
 }
 
 /// What was reclaimed, and what was passed over.
@@ -99,7 +103,7 @@ pub enum VProbeStop {
 pub fn reclaim(
     pager: &Pager,
     guest: &dyn FreeBlocks,
-    order: Order,
+    order: Order<'_>,
     blocks: &mut Vec<BuddyBlock>,
     still_runs: impl FnMut() -> bool,
 ) -> (ReclaimedBlocks, Option<VProbeStop>) {
@@ -113,6 +117,9 @@ pub fn reclaim(
         want_bytes: u64::MAX,
     };
     guest.victims(&pager.view(), request, blocks);
+    if let Some(resting) = order.resting {
+        blocks.retain(|block| !resting.rests(block.head, began));
+    }
     reclaimed.scan = began.elapsed();
     let mut pass = Pass { pager, guest, order, reclaimed, still_runs, is_watched: false };
     let mut left = blocks.iter().copied();
@@ -132,7 +139,7 @@ pub fn reclaim(
 struct Pass<'a, R> {
     pager: &'a Pager,
     guest: &'a dyn FreeBlocks,
-    order: Order,
+    order: Order<'a>,
     reclaimed: ReclaimedBlocks,
     still_runs: R,
     /// Whether all first touches already come to the pager.

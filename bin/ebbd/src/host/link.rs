@@ -6,6 +6,7 @@ use std::path::Path;
 use axum::body::{Body, Bytes};
 use axum::http::{Method, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use ebb_api::ApiErrorBody;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
@@ -42,6 +43,14 @@ impl Reply {
     /// The body is something else.
     pub fn read<T: DeserializeOwned>(&self) -> serde_json::Result<T> {
         serde_json::from_slice(&self.body)
+    }
+
+    /// Why the process refused.
+    pub fn refusal(&self) -> String {
+        match self.read::<ApiErrorBody>() {
+            Ok(refusal) => refusal.error,
+            Err(_) => format!("its process answers {}", self.status),
+        }
     }
 }
 

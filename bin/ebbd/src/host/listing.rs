@@ -10,6 +10,7 @@ use crate::model::api_error::{Answer, ApiError};
 use crate::model::figures::{VmFigures, millis, slow};
 use crate::model::host_pressure::Watched;
 use crate::model::member::Member;
+use crate::model::piloted::Piloted;
 use crate::model::record::Record;
 use crate::model::summary;
 use crate::support::privileges::want_of_descriptors;
@@ -28,6 +29,7 @@ struct Known {
     /// Number of the figures.
     number: u64,
     member: Option<Member>,
+    piloted: Option<Piloted>,
 }
 
 /// Whether the VM is managed.
@@ -91,6 +93,7 @@ impl Listing {
             heard,
             number: 0,
             member,
+            piloted: None,
         }))
     }
 
@@ -122,7 +125,7 @@ impl Listing {
 
     /// Publishes new figures.
     pub fn publish(&self, figures: VmFigures) {
-        let VmFigures { number, status, member } = figures;
+        let VmFigures { number, status, member, piloted } = figures;
         let mut known = self.known();
         if number < known.number {
             return;
@@ -130,6 +133,7 @@ impl Listing {
         known.number = number;
         let member = member.filter(|member| member.share.adds_up());
         let age = Duration::from_millis(status.age_ms);
+        known.piloted = piloted.filter(Piloted::adds_up);
         known.summary = summary::of(&status);
         (known.status, known.at, known.member) =
             (Some(Box::new(status)), Instant::now().checked_sub(age), member);
@@ -163,6 +167,15 @@ impl Listing {
         let is_slow = known.at.is_none_or(|at| slow(at.elapsed()).is_some());
         let answers = matches!(known.stage, Stage::Managed) && !is_slow;
         known.status.as_deref().and_then(|status| Watched::of(status, answers))
+    }
+
+    /// Its status and what it last told the pilot; none: it cannot be expected to answer now.
+    pub fn piloted(&self) -> Option<(VmStatus, Piloted)> {
+        let known = self.known();
+        let is_slow = known.at.is_none_or(|at| slow(at.elapsed()).is_some());
+        let answers = matches!(known.stage, Stage::Managed) && !is_slow;
+        let status = known.status.as_deref().filter(|_| answers)?;
+        Some((status.clone(), known.piloted.clone()?))
     }
 
     /// Its line in the list, as last known.

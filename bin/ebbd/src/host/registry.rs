@@ -13,6 +13,7 @@ use ebb_api::{Calibration, VmName, advice};
 use ebb_store::Table;
 
 use super::listing::Listing;
+use super::pilot::{PilotRecord, PilotState};
 use super::pool::PoolRecord;
 use super::swap_dir::SwapDir;
 use super::vm_process::VmProcess;
@@ -43,6 +44,10 @@ pub struct Daemon {
     ended: Arc<Mutex<BTreeMap<VmName, String>>>,
     /// The pool.
     pool: Arc<PoolRecord>,
+    /// The pilot's settings.
+    pilot_record: Arc<PilotRecord>,
+    /// What the pilot saw and decided.
+    pilot: Arc<PilotState>,
     /// Measured speed of this host's tiers.
     calibrated: Arc<Calibrated>,
     /// The table in which swap files tell each other what they take; none: there is no room for it.
@@ -56,6 +61,8 @@ pub struct SharedByVms {
     /// See [`Daemon`].
     pub pool: Arc<PoolRecord>,
     /// See [`Daemon`].
+    pub pilot_record: Arc<PilotRecord>,
+    /// See [`Daemon`].
     pub calibrated: Arc<Calibrated>,
     /// See [`Daemon`].
     pub table: Option<Arc<Table>>,
@@ -64,9 +71,31 @@ pub struct SharedByVms {
 impl Daemon {
     /// A daemon for a run directory that nobody else uses.
     pub fn new(site: Site, swap_dir: SwapDir, shared: SharedByVms, keys_on_disk: bool) -> Daemon {
-        let SharedByVms { pool, calibrated, table } = shared;
+        let SharedByVms { pool, pilot_record, calibrated, table } = shared;
         let (vms, clearing, ended) = (Arc::default(), Arc::default(), Arc::default());
-        Daemon { site, swap_dir, vms, clearing, ended, pool, calibrated, table, keys_on_disk }
+        Daemon {
+            site,
+            swap_dir,
+            vms,
+            clearing,
+            ended,
+            pool,
+            pilot_record,
+            pilot: Arc::default(),
+            calibrated,
+            table,
+            keys_on_disk,
+        }
+    }
+
+    /// The pilot's settings.
+    pub(super) fn pilot_record(&self) -> &PilotRecord {
+        &self.pilot_record
+    }
+
+    /// What the pilot saw and decided.
+    pub(super) fn pilot(&self) -> &PilotState {
+        &self.pilot
     }
 
     /// Directories, and the settings of all VMs.

@@ -6,6 +6,7 @@ use ebb_api::VmStatus;
 use serde::{Deserialize, Serialize};
 
 use super::member::Member;
+use super::piloted::Piloted;
 
 /// All figures of a VM at one moment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -16,6 +17,9 @@ pub struct VmFigures {
     pub status: VmStatus,
     /// What the pool needs to know; none: the VM is not in the pool.
     pub member: Option<Member>,
+    /// What the pilot needs to know; none: the process is of an older daemon.
+    #[serde(default)]
+    pub piloted: Option<Piloted>,
 }
 
 /// A worker publishes every second. Figures older than this mean that it is slow.

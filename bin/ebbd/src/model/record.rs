@@ -97,6 +97,9 @@ pub struct Record {
     /// The limit of its resident memory; none: no limit.
     #[serde(default)]
     pub limit_bytes: Option<u64>,
+    /// Whether the pilot has set the limit.
+    #[serde(default)]
+    pub is_piloted: bool,
     /// The limit's low mark, if one was asked for.
     #[serde(default)]
     pub low_bytes: Option<u64>,

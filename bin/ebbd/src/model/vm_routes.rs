@@ -9,6 +9,12 @@ pub const POOL_SHARE: &str = "/v1/pool-share";
 /// PUT a limit in bytes, or null. Answers with the [`VmFigures`](super::figures::VmFigures) after
 /// the change.
 pub const POOL_LIMIT: &str = "/v1/pool-limit";
+/// PUT a limit in bytes, or null. Answers with the [`VmFigures`](super::figures::VmFigures) after
+/// the change.
+pub const PILOT_LIMIT: &str = "/v1/pilot-limit";
+/// POST an [`ebb_api::ReclaimRequest`]. Answers with an [`ebb_api::ReclaimReport`]. What keeps
+/// coming back although the guest does not use it is left alone.
+pub const PILOT_RECLAIM: &str = "/v1/pilot-reclaim";
 /// PUT a [`PressureNotice`](super::host_pressure::PressureNotice). Answers with the bytes that were
 /// reclaimed.
 pub const HOST_PRESSURE: &str = "/v1/host-pressure";

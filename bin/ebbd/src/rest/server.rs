@@ -8,12 +8,12 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post, put};
 use axum::{Json, Router};
 use ebb_api::{
-    AttachRequest, Calibration, PoolRequest, PoolStatus, RunRequest, ShareRequest, Version, VmName,
-    VmSummary, route,
+    AttachRequest, Calibration, PilotRequest, PilotStatus, PoolRequest, PoolStatus, RuleRequest,
+    RunRequest, ShareRequest, Version, VmName, VmSummary, route,
 };
 
 use crate::host::registry::Daemon;
-use crate::host::{apart, asking, pool_keeper, start_vm};
+use crate::host::{apart, asking, pilot, pool_keeper, start_vm};
 use crate::model::api_error::{Answer, failed, not_allowed};
 use crate::model::task::Work;
 
@@ -28,6 +28,8 @@ pub fn router(daemon: Daemon) -> Router {
         .route(route::VM, get(show).delete(detach))
         .route(route::SHARE, put(share))
         .route(route::POOL, get(show_pool).put(set_pool))
+        .route(route::PILOT, get(show_pilot).put(set_pilot))
+        .route(route::RULE, put(set_rule))
         .route(route::CALIBRATION, get(calibration).post(calibrate))
         .route(route::OPENAPI, get(|| async { Json(ebb_api::document()) }));
     let router = vms.into_iter().fold(router, |router, route| router.route(route, any(forward)));
@@ -106,6 +108,25 @@ async fn set_pool(
 
 async fn show_pool(State(daemon): DaemonState) -> Answer<Json<PoolStatus>> {
     pool_keeper::status(&daemon).map(Json)
+}
+
+async fn set_pilot(
+    State(daemon): DaemonState,
+    Json(request): Json<PilotRequest>,
+) -> Answer<Json<PilotStatus>> {
+    pilot::set(&daemon, &request).map(Json)
+}
+
+async fn show_pilot(State(daemon): DaemonState) -> Json<PilotStatus> {
+    Json(pilot::status(&daemon))
+}
+
+async fn set_rule(
+    State(daemon): DaemonState,
+    Path(name): Path<VmName>,
+    Json(request): Json<RuleRequest>,
+) -> Answer<Json<PilotStatus>> {
+    pilot::rule(&daemon, &name, &request).map(Json)
 }
 
 async fn calibrate(State(daemon): DaemonState) -> Answer<Json<Calibration>> {

@@ -23,8 +23,10 @@ use crate::model::api_error::{Answer, ApiError};
 use crate::model::figures::{VmFigures, millis, slow};
 use crate::model::host_pressure::PressureNotice;
 use crate::model::share::Share;
-use crate::model::vm_routes::{FIGURES, HOST_PRESSURE, POOL_LIMIT, POOL_SHARE};
-use crate::vm::context::mailbox::Command;
+use crate::model::vm_routes::{
+    FIGURES, HOST_PRESSURE, PILOT_LIMIT, PILOT_RECLAIM, POOL_LIMIT, POOL_SHARE,
+};
+use crate::vm::context::mailbox::{Command, Which};
 use crate::vm::publisher::LatestFigures;
 use crate::vm::ready::{Detaching, Progress, YetToReturn};
 
@@ -81,6 +83,8 @@ pub fn router(vm: Vm) -> Router {
         .route(FIGURES, get(figures))
         .route(POOL_SHARE, put(share))
         .route(POOL_LIMIT, put(allow))
+        .route(PILOT_LIMIT, put(pilot_limit))
+        .route(PILOT_RECLAIM, post(pilot_reclaim))
         .route(HOST_PRESSURE, put(hear_of_host))
         .with_state(Arc::new(vm))
 }
@@ -186,7 +190,14 @@ async fn reclaim(
     State(vm): VmState,
     Json(request): Json<ReclaimRequest>,
 ) -> Answer<Json<ReclaimReport>> {
-    vm.ask(|to| Command::Reclaim(request, to)).await.map(Json)
+    vm.ask(|to| Command::Reclaim(request, Which::All, to)).await.map(Json)
+}
+
+async fn pilot_reclaim(
+    State(vm): VmState,
+    Json(request): Json<ReclaimRequest>,
+) -> Answer<Json<ReclaimReport>> {
+    vm.ask(|to| Command::Reclaim(request, Which::Lasting, to)).await.map(Json)
 }
 
 async fn auto(State(vm): VmState, Json(request): Json<AutoRequest>) -> Answer<Json<AutoStatus>> {
@@ -231,6 +242,14 @@ async fn allow(
     Json(limit_bytes): Json<Option<u64>>,
 ) -> Answer<Json<VmFigures>> {
     vm.ask(|to| Command::Allow(limit_bytes, to)).await?;
+    vm.newest()
+}
+
+async fn pilot_limit(
+    State(vm): VmState,
+    Json(limit_bytes): Json<Option<u64>>,
+) -> Answer<Json<VmFigures>> {
+    vm.ask(|to| Command::PilotLimit(limit_bytes, to)).await?;
     vm.newest()
 }
 
@@ -279,7 +298,7 @@ mod tests {
     async fn a_status_during_a_detach_tells_what_is_left() {
         let (mut publisher, latest) = Publisher::new();
         let text = include_str!("../../../ebb/tests/cli/status.json");
-        publisher.publish(serde_json::from_str(text).expect("a status"), None);
+        publisher.publish(serde_json::from_str(text).expect("a status"), None, None);
         let left = YetToReturn { saved_bytes: 7 << 20, on_disk_bytes: 5 << 20 };
         let vm = Vm { detaching: Box::new(move || Some(left)), latest, ..vm(|| 0) };
         let query = Query(StatusQuery { counts: true });

@@ -1,5 +1,6 @@
 //! A limit on the memory that a VM takes: what the worker does to keep it.
 
+pub mod by_pilot;
 mod conditions;
 mod demand;
 pub mod force;
@@ -75,7 +76,7 @@ impl Limit {
             self.make_limiter(cx)?;
         }
         cx.record.change(|record| {
-            record.limit_bytes = request.bytes;
+            (record.limit_bytes, record.is_piloted) = (request.bytes, false);
             (record.low_bytes, record.high_bytes) = (request.low_bytes, request.high_bytes);
         })
     }

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use crate::model::figures::VmFigures;
 use crate::model::member::Member;
+use crate::model::piloted::Piloted;
 
 /// The last publication.
 pub struct Latest {
@@ -34,9 +35,9 @@ impl Publisher {
     }
 
     /// Publishes these figures.
-    pub fn publish(&mut self, status: VmStatus, member: Option<Member>) {
+    pub fn publish(&mut self, status: VmStatus, member: Option<Member>, piloted: Option<Piloted>) {
         self.count += 1;
-        let figures = VmFigures { number: self.count, status, member };
+        let figures = VmFigures { number: self.count, status, member, piloted };
         // Stores the value even if nobody looks now, so that the next reader sees it.
         self.to.send_replace(Some(Arc::new(Latest { figures, at: Instant::now() })));
     }

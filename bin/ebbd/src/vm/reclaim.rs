@@ -18,6 +18,7 @@ use self::vprobe::VProbe;
 use super::context::VmContext;
 use super::context::kernel::Kernel;
 use super::context::liveness::End;
+use super::context::mailbox::Which;
 use crate::model::api_error::{Answer, not_allowed};
 use crate::model::host_pressure::PressureNotice;
 use crate::system::cgroup::VmGroups;
@@ -67,8 +68,9 @@ impl Reclaim {
         cx: &mut VmContext,
         want_bytes: u64,
         keep_bytes: u64,
+        which: Which,
     ) -> (Pass, Option<End>) {
-        let (pass, ended) = self.vprobe.pass(cx, want_bytes, keep_bytes);
+        let (pass, ended) = self.vprobe.pass(cx, want_bytes, keep_bytes, which);
         cx.note_reclaimed(pass.bytes());
         (pass, ended)
     }
@@ -130,15 +132,17 @@ impl Reclaim {
     }
 
     /// Counts blocks that were given back although the guest did not need them: they are still
-    /// free.
-    pub fn judge_restored(&self, cx: &VmContext) {
+    /// free. Automatic reclaim leaves them alone for a while.
+    pub fn judge_restored(&mut self, cx: &VmContext) {
         let Ok(kernel) = cx.guest.kernel() else { return };
         let view = cx.pager.view();
         for block in cx.restored.try_iter() {
             let now = kernel.free_blocks().heads(&view)(block.head);
-            if now.is_some_and(|now| now.order >= block.order) {
+            let is_used = now.is_none_or(|now| now.order < block.order);
+            if !is_used {
                 cx.pager.counters().spurious.fetch_add(1, Relaxed);
             }
+            self.vprobe.note_restored(block.head, is_used);
         }
     }
 

@@ -28,7 +28,7 @@ use super::small_pages::SmallPages;
 use super::status::{self, Knowing};
 use super::tiering::Tiering;
 use super::trust::Trust;
-use super::{detach, member};
+use super::{detach, member, piloted};
 use crate::model::api_error::Answer;
 use crate::support::failpoint;
 use crate::support::life::Life;
@@ -159,9 +159,12 @@ impl Worker {
         self.publish_at = Instant::now() + PUBLISH_EVERY;
         let member = member::of(&self.cx, &mut self.limit, &mut self.tiering);
         self.notice_removed_swap();
-        match (status::of(&self.knowing(), false), member) {
-            (Ok(status), Ok(member)) => self.publisher.publish(status, member),
-            (Err(error), _) | (_, Err(error)) => {
+        let piloted = piloted::of(&self.cx, &self.limit);
+        match (status::of(&self.knowing(), false), member, piloted) {
+            (Ok(status), Ok(member), Ok(piloted)) => {
+                self.publisher.publish(status, member, Some(piloted));
+            }
+            (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => {
                 tracing::debug!("{error}");
             }
         }

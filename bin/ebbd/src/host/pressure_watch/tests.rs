@@ -1,46 +1,28 @@
 //! Tests of who is told what of the host's memory, with stand-ins for VMs' processes.
 
-use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use axum::routing::put;
 use axum::{Json, Router};
 use ebb_api::{ReclaimWhen, VmStatus};
-use tokio::net::UnixListener;
 use tokio::sync::Notify;
 
 use super::*;
-use crate::host::listing::{Listing, Stage};
-use crate::host::pool::PoolRecord;
-use crate::host::registry::SharedByVms;
 use crate::host::swap_dir::SwapDir;
-use crate::model::figures::VmFigures;
-use crate::model::record::{Record, Settings};
-use crate::model::site::{Site, api_socket};
-use crate::system::calibration::Calibrated;
+use crate::host::testing;
 
 /// The notices that VMs got, in this order.
 type Notices = Arc<Mutex<Vec<(String, PressureNotice)>>>;
 
 fn daemon(run: &Path) -> Daemon {
-    let site = Site {
-        run_dir: run.into(),
-        log_dir: run.into(),
-        swap_dir: run.into(),
-        settings: Settings::default(),
-        vm_user: "own".into(),
-    };
-    let pool = PoolRecord::open(run).unwrap();
-    let shared = SharedByVms { pool, calibrated: Calibrated::open(run).unwrap(), table: None };
-    Daemon::new(site, SwapDir::new(run, None).unwrap(), shared, true)
+    testing::daemon(run, SwapDir::new(run, None).unwrap())
 }
 
 /// The status of a VM that asks to be told of a host with less than this available, and has heard
 /// nothing yet.
 fn status(below_percent: u32, free_bytes: u64) -> VmStatus {
-    let text = include_str!("../../../../ebb/tests/cli/status.json");
-    let mut status: VmStatus = serde_json::from_str(text).unwrap();
+    let mut status = testing::status();
     (status.guest_free_bytes, status.auto.pressure) = (Some(free_bytes), None);
     status.resident_bytes = status.memory_bytes;
     (status.auto.below_percent, status.auto.below_bytes) = (Some(below_percent), None);
@@ -48,10 +30,7 @@ fn status(below_percent: u32, free_bytes: u64) -> VmStatus {
 }
 
 fn publish(daemon: &Daemon, name: &str, status: VmStatus) {
-    let text = include_str!("../../../../../fuzz/corpus/vm_json/whole");
-    let record: Record = serde_json::from_str(text).unwrap();
-    let listing = daemon.listing(&name.parse().unwrap(), || Listing::new(&record, Stage::Managed));
-    listing.publish(VmFigures { number: 1, status, member: None });
+    testing::publish(daemon, name, status, None);
 }
 
 /// Stands in for the process of a VM, which gives a byte each time it is to reclaim.
@@ -61,13 +40,10 @@ fn serve(daemon: &Daemon, name: &str, notices: &Notices) {
 
 /// The same, with an answer that waits until it is to come.
 fn serve_at(daemon: &Daemon, name: &str, notices: &Notices, go: Option<Arc<Notify>>) {
-    let directory = daemon.site().directory(&name.parse().unwrap());
-    fs::create_dir_all(&directory).unwrap();
-    let listener = UnixListener::bind(api_socket(&directory)).unwrap();
-    let (name, notices) = (name.to_owned(), Arc::clone(notices));
+    let (vm, notices) = (name.to_owned(), Arc::clone(notices));
     let hear = move |Json(notice): Json<PressureNotice>| {
         let bytes = u64::from(notice.why.is_some());
-        notices.lock().unwrap().push((name, notice));
+        notices.lock().unwrap().push((vm, notice));
         async move {
             if let Some(go) = go {
                 go.notified().await;
@@ -75,8 +51,7 @@ fn serve_at(daemon: &Daemon, name: &str, notices: &Notices, go: Option<Arc<Notif
             Json(bytes)
         }
     };
-    let router = Router::new().route(HOST_PRESSURE, put(hear));
-    tokio::spawn(async move { axum::serve(listener, router).await });
+    testing::serve(daemon, name, Router::new().route(HOST_PRESSURE, put(hear)));
 }
 
 /// Looks once. A watch that waits for a VM without end would wait for 30 s and more.
@@ -228,9 +203,7 @@ async fn a_vm_whose_process_does_not_answer_delays_nobody_for_long() {
     let (home, notices) = (tempfile::tempdir().unwrap(), Notices::default());
     let daemon = daemon(home.path());
     // Its process listens, and accepts nothing.
-    let directory = daemon.site().directory(&"silent".parse().unwrap());
-    fs::create_dir_all(&directory).unwrap();
-    let _silent = UnixListener::bind(api_socket(&directory)).unwrap();
+    let _silent = testing::listen(&daemon, "silent");
     publish(&daemon, "silent", status(100, 2));
     serve(&daemon, "answers", &notices);
     publish(&daemon, "answers", status(100, 1));

@@ -11,7 +11,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
-use crate::model::record::Settings;
+use crate::host::testing::daemon;
 use crate::system::starting::Qemu;
 
 /// State during a VM's start: a script in place of QEMU, which has the directory of sockets
@@ -126,19 +126,6 @@ fn a_refused_key_names_what_to_set() {
         let option = format!("--{}", argument.get_long().unwrap());
         assert!(message.contains(variable) && message.contains(&option), "{message}");
     }
-}
-
-fn daemon(run: &Path, swap_dir: SwapDir) -> Daemon {
-    let site = Site {
-        run_dir: run.into(),
-        log_dir: run.into(),
-        swap_dir: swap_dir.path().into(),
-        settings: Settings::default(),
-        vm_user: "own".into(),
-    };
-    let pool = PoolRecord::open(run).unwrap();
-    let shared = SharedByVms { pool, calibrated: Calibrated::open(run).unwrap(), table: None };
-    Daemon::new(site, swap_dir, shared, true)
 }
 
 /// The disk may be mounted while the daemon runs.

@@ -16,12 +16,21 @@ use crate::model::api_error::Answer;
 use crate::model::host_pressure::PressureNotice;
 use crate::model::share::Share;
 
+/// Which free memory to reclaim.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Which {
+    /// All of it.
+    All,
+    /// All but what keeps coming back although the guest does not use it.
+    Lasting,
+}
+
 /// What a worker is asked to do. Most commands carry a place for the answer.
 pub enum Command {
     /// Tell the whole status. `true`: classify every frame.
     Status(bool, oneshot::Sender<Answer<VmStatus>>),
     /// Reclaim free memory once.
-    Reclaim(ReclaimRequest, oneshot::Sender<Answer<ReclaimReport>>),
+    Reclaim(ReclaimRequest, Which, oneshot::Sender<Answer<ReclaimReport>>),
     /// Turn automatic reclaim on or off.
     Auto(AutoRequest, oneshot::Sender<Answer<AutoStatus>>),
     /// Set or lift the limit.
@@ -44,6 +53,8 @@ pub enum Command {
     Share(Option<Share>, oneshot::Sender<Answer<()>>),
     /// Keep to the limit that the pool gives the VM.
     Allow(Option<u64>, oneshot::Sender<Answer<()>>),
+    /// Keep to the limit that the pilot gives the VM.
+    PilotLimit(Option<u64>, oneshot::Sender<Answer<()>>),
     /// Hear of the host's memory, and reclaim if the host is short of it. Answers with the bytes.
     HostPressure(PressureNotice, oneshot::Sender<Answer<u64>>),
     /// Answer as soon as commands are obeyed.
@@ -61,7 +72,7 @@ impl Command {
     pub fn is_moot(&self) -> bool {
         match self {
             Command::Status(_, to) => to.is_closed(),
-            Command::Reclaim(_, to) => to.is_closed(),
+            Command::Reclaim(.., to) => to.is_closed(),
             Command::Auto(_, to) => to.is_closed(),
             Command::Limit(_, to) => to.is_closed(),
             Command::Resize(_, to) => to.is_closed(),
@@ -69,7 +80,9 @@ impl Command {
             Command::Evict(_, to) => to.is_closed(),
             Command::Monitor(_, to) => to.is_closed(),
             Command::Heat(to) => to.is_closed(),
-            Command::Share(_, to) | Command::Ready(to) => to.is_closed(),
+            Command::Share(_, to) | Command::PilotLimit(_, to) | Command::Ready(to) => {
+                to.is_closed()
+            }
             Command::HostPressure(_, to) => to.is_closed(),
             Command::Detach(to) => to.is_closed(),
             Command::Pressure

@@ -73,7 +73,7 @@ fn may_have(cx: &VmContext, share: Share) -> Answer<()> {
 fn put_on_record(cx: &mut VmContext, share: Option<Share>, bytes: Option<u64>) -> Answer<()> {
     let memory_bytes = cx.memory_bytes();
     cx.record.change(|record| {
-        record.share = share;
+        (record.share, record.is_piloted) = (share, false);
         record.limit_bytes = bytes.filter(|&bytes| bytes < memory_bytes);
         (record.low_bytes, record.high_bytes) = (None, None);
     })

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use ebb_api::ReclaimWhen;
 use ebb_ledger::Content;
+use ebb_reclaim::resting::Resting;
 use ebb_reclaim::vprobe::{Mode, Order, ReclaimedBlocks};
 use ebb_units::{FrameRange, Gfn, Gpa};
 use testkit::{forge, until};
@@ -22,12 +23,18 @@ const MAPCOUNT: u64 = 48;
 
 /// Reclaims free blocks without a reserve.
 fn reclaim_all(cx: &VmContext, mode: Mode) -> ReclaimedBlocks {
+    reclaim_but(cx, mode, None)
+}
+
+/// Reclaims the free blocks that do not rest.
+fn reclaim_but(cx: &VmContext, mode: Mode, resting: Option<&Resting>) -> ReclaimedBlocks {
     let order = Order {
         mode,
         min_order: ORDER,
         reserve_bytes: 0,
         want_bytes: u64::MAX,
         batch_bytes: 64 << 20,
+        resting,
     };
     let guest = cx.guest.guest().expect("it is trusted");
     let (reclaimed, stop) =
@@ -63,7 +70,7 @@ fn a_guest_with_less_free_memory_than_the_reserve_keeps_it() {
     cx.pager.frames().watch_all_writes().expect("it is watched");
     let mut reclaim = Reclaim::default();
     // QEMU may not answer in time.
-    let mut passes = (0..100).map(|_| reclaim.pass(&mut cx, u64::MAX, 0).0);
+    let mut passes = (0..100).map(|_| reclaim.pass(&mut cx, u64::MAX, 0, Which::All).0);
     let pass = passes.find(|pass| !pass.is_cut_short()).expect("an answer in time");
     assert_eq!(pass.bytes(), 0);
     let why = pass.report(u64::MAX, Duration::ZERO).stopped_by;
@@ -89,13 +96,18 @@ fn a_block_that_came_back_and_is_still_free_came_without_need() {
     taken.store(u32::MAX.into(), Relaxed);
     free.store(free.load(Relaxed), Relaxed);
     assert_eq!(FREE.map(content), [Content::Resident; 2]);
-    let (reclaim, spurious) = (Reclaim::default(), &cx.pager.counters().spurious);
+    let (mut reclaim, spurious) = (Reclaim::default(), &cx.pager.counters().spurious);
     until("a block to be judged", || {
         reclaim.judge_restored(&cx);
         (spurious.load(Relaxed) > 0).then_some(())
     });
     // The other one was judged before.
     assert_eq!(spurious.load(Relaxed), 1);
+    let resting = reclaim.vprobe.resting();
+    assert_eq!(FREE.map(|head| resting.rests(head, Instant::now())), [false, true]);
+    taken.store(free.load(Relaxed), Relaxed);
+    let block = FrameRange::block(FREE[0], ORDER).bytes();
+    assert_eq!(reclaim_but(&cx, Mode::Release, Some(resting)).bytes, block);
 }
 
 #[test]

@@ -1,15 +1,17 @@
 //! Passes over what is free by the guest's page metadata (V-Probe).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ebb_api::{Backing, Mode, ReclaimReport, Skipped};
 use ebb_inspect::BuddyBlock;
+use ebb_reclaim::resting::Resting;
 use ebb_reclaim::vprobe::{self, Order, ReclaimedBlocks, VProbeStop};
-use ebb_units::Bytes;
+use ebb_units::{Bytes, Gfn};
 
 use crate::support::nanoseconds::nanoseconds;
 use crate::vm::context::VmContext;
 use crate::vm::context::liveness::{End, Liveness};
+use crate::vm::context::mailbox::Which;
 
 /// Memory left at the heads of the guest's free lists, where it takes memory next.
 const RESERVE_BYTES: u64 = 64 << 20;
@@ -24,6 +26,7 @@ const BATCH_HUGE_BYTES: u64 = 64 << 20;
 #[derive(Default)]
 pub struct VProbe {
     blocks: Vec<BuddyBlock>,
+    resting: Resting,
 }
 
 /// What one or several passes did.
@@ -36,13 +39,26 @@ pub struct Pass {
 }
 
 impl VProbe {
+    /// The free memory that automatic reclaim leaves alone.
+    #[cfg(test)]
+    pub fn resting(&self) -> &Resting {
+        &self.resting
+    }
+
+    /// Notes that a block came back, and whether the guest has used it since.
+    pub fn note_restored(&mut self, head: Gfn, is_used: bool) {
+        self.resting.note(head, is_used, Instant::now());
+    }
+
     /// Makes one pass. Also returns why the guest's kernel does not run any more, if that was seen.
     pub fn pass(
         &mut self,
         cx: &mut VmContext,
         want_bytes: u64,
         keep_bytes: u64,
+        which: Which,
     ) -> (Pass, Option<End>) {
+        self.resting.forget_old(Instant::now());
         let reserve_bytes = RESERVE_BYTES.max(keep_bytes);
         let order = Order {
             mode: match cx.record.mode {
@@ -56,6 +72,7 @@ impl VProbe {
                 Backing::Small => BATCH_SMALL_BYTES,
                 _ => BATCH_HUGE_BYTES,
             },
+            resting: (which == Which::Lasting).then_some(&self.resting),
         };
         let VmContext { qmp, guest, reaching, pager, .. } = cx;
         let mut liveness = Liveness::new(qmp, guest, reaching, pager);

@@ -12,7 +12,7 @@ use crate::model::share::Share;
 use crate::support::nanoseconds::nanoseconds;
 use crate::support::open_files::OpenFiles;
 use crate::vm::context::mailbox::Command;
-use crate::vm::limit::share;
+use crate::vm::limit::{by_pilot, share};
 use crate::vm::resize;
 
 impl Worker {
@@ -40,9 +40,10 @@ impl Worker {
         match command {
             Command::Status(counts, to) => drop(to.send(self.status(counts))),
             Command::Ready(to) => drop(to.send(Ok(()))),
-            Command::Reclaim(request, to) => {
+            Command::Reclaim(request, which, to) => {
                 let keep_bytes = self.cx.record.auto.keep_bytes;
-                drop(to.send(self.take(request.bytes.unwrap_or(u64::MAX), keep_bytes)));
+                let want_bytes = request.bytes.unwrap_or(u64::MAX);
+                drop(to.send(self.take(want_bytes, keep_bytes, which)));
             }
             Command::Auto(request, to) => {
                 if request.on {
@@ -82,6 +83,11 @@ impl Worker {
                 }
                 self.publish();
                 drop(to.send(Ok(())));
+            }
+            Command::PilotLimit(limit_bytes, to) => {
+                let answer = self.set_pilot_limit(limit_bytes);
+                self.publish();
+                drop(to.send(answer));
             }
             Command::HostPressure(notice, to) => drop(to.send(Ok(self.hear_of_host(notice)))),
             Command::Detach(to) => {
@@ -123,6 +129,17 @@ impl Worker {
         self.limit.set(&mut self.cx, request)?;
         self.apply_limit();
         Ok(status::limit(&self.knowing()))
+    }
+
+    fn set_pilot_limit(&mut self, limit_bytes: Option<u64>) -> Answer<()> {
+        if limit_bytes.is_some() {
+            self.look_at_devices();
+            self.confirm_if_unknown();
+        }
+        if by_pilot::set(&mut self.cx, limit_bytes)? {
+            self.apply_limit();
+        }
+        Ok(())
     }
 
     fn set_share(&mut self, share: Option<Share>) -> Answer<()> {

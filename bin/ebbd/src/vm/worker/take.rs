@@ -9,6 +9,7 @@ use super::Worker;
 use crate::model::api_error::Answer;
 use crate::model::host_pressure::PressureNotice;
 use crate::support::open_files::OpenFiles;
+use crate::vm::context::mailbox::Which;
 use crate::vm::limit::force::{self, ByForce};
 use crate::vm::limit::{self, TURN, Turn};
 use crate::vm::reclaim::Pass;
@@ -18,7 +19,12 @@ const TRIES: u32 = 4;
 
 impl Worker {
     /// Reclaims free memory.
-    pub(super) fn take(&mut self, want_bytes: u64, keep_bytes: u64) -> Answer<ReclaimReport> {
+    pub(super) fn take(
+        &mut self,
+        want_bytes: u64,
+        keep_bytes: u64,
+        which: Which,
+    ) -> Answer<ReclaimReport> {
         let began = Instant::now();
         self.keep_devices(&mut OpenFiles::default());
         self.cx.may_take()?;
@@ -30,16 +36,16 @@ impl Worker {
             self.route(ended);
             return Ok(report);
         }
-        let pass = self.passes(want_bytes, keep_bytes)?;
+        let pass = self.passes(want_bytes, keep_bytes, which)?;
         Ok(pass.report(want_bytes, began.elapsed()))
     }
 
     /// Makes passes over free memory. Repeats a pass in which QEMU did not answer in time.
-    fn passes(&mut self, want_bytes: u64, keep_bytes: u64) -> Answer<Pass> {
+    fn passes(&mut self, want_bytes: u64, keep_bytes: u64, which: Which) -> Answer<Pass> {
         let mut all = Pass::default();
         for _ in 0..TRIES {
             let left = want_bytes - all.bytes();
-            let (pass, ended) = self.reclaim.pass(&mut self.cx, left, keep_bytes);
+            let (pass, ended) = self.reclaim.pass(&mut self.cx, left, keep_bytes, which);
             self.route(ended);
             let is_cut_short = pass.is_cut_short();
             all = all.and_then(pass);
@@ -73,7 +79,7 @@ impl Worker {
     /// Makes one round of automatic reclaim. `why`: host pressure begins it, with the figures.
     /// Returns the reclaimed bytes.
     fn take_by_itself(&mut self, why: Option<String>) -> u64 {
-        match self.take(u64::MAX, self.cx.record.auto.keep_bytes) {
+        match self.take(u64::MAX, self.cx.record.auto.keep_bytes, Which::Lasting) {
             Ok(report) => {
                 let bytes = report.bytes;
                 self.reclaim.note_auto(report, why);

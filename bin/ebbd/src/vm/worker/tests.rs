@@ -18,6 +18,7 @@ use crate::model::share::Share;
 use crate::vm::context::liveness::End;
 use crate::vm::context::machine::qemu::Qemu;
 use crate::vm::context::machine::{self, FILE_BYTES, Machine, Vmm};
+use crate::vm::context::mailbox::Which;
 use crate::vm::limit;
 
 const MIB: u64 = 1 << 20;
@@ -109,7 +110,8 @@ fn a_command_reaches_its_controller_while_somebody_waits_for_the_answer() {
     assert_eq!(worker.cx.record.limit_bytes, Some(LESS), "the client was told that it failed");
     let lifted = ask(&mut worker, |to| Command::Limit(limit(None), to)).expect("no limit");
     assert_eq!((lifted.bytes, worker.cx.record.limit_bytes), (None, None));
-    let refused = ask(&mut worker, |to| Command::Reclaim(ReclaimRequest::default(), to));
+    let refused =
+        ask(&mut worker, |to| Command::Reclaim(ReclaimRequest::default(), Which::All, to));
     let why = refused.expect_err("nobody knows the guest").to_string();
     assert!(why.starts_with("the guest is not trusted: "), "{why}");
     let share = Share { bytes: LESS, lower_percent: 100, upper_percent: 100 };
@@ -118,6 +120,36 @@ fn a_command_reaches_its_controller_while_somebody_waits_for_the_answer() {
     let refused = ask(&mut worker, |to| Command::Limit(limit(None), to));
     let why = refused.expect_err("the pool decides").to_string();
     assert!(why.contains("the pool sets its limit"), "{why}");
+}
+
+#[test]
+fn a_limit_has_one_owner() {
+    let Some((mut cx, _machine)) = machine::context() else { return };
+    let _qemu = Qemu::of(&mut cx);
+    let mut worker = worker(cx);
+    let piloted = |worker: &Worker| (worker.cx.record.limit_bytes, worker.cx.record.is_piloted);
+    let pilot = |worker: &mut Worker, bytes| ask(worker, |to| Command::PilotLimit(bytes, to));
+    pilot(&mut worker, Some(LESS)).expect("nobody else's");
+    assert_eq!(piloted(&worker), (Some(LESS), true));
+    let why = pilot(&mut worker, Some(1)).expect_err("too little").to_string();
+    assert!(why.contains("below what keeps this guest alive"), "{why}");
+    assert_eq!(piloted(&worker), (Some(LESS), true));
+
+    ask(&mut worker, |to| Command::Limit(limit(Some(LESS - MIB)), to)).expect("a limit");
+    for bytes in [Some(LESS), None] {
+        let told = pilot(&mut worker, bytes).map_err(|why| why.to_string());
+        assert_eq!(piloted(&worker), (Some(LESS - MIB), false), "{told:?}");
+        assert!(bytes.is_none() || told.is_err_and(|why| why.contains("ebb limit has set")));
+    }
+
+    ask(&mut worker, |to| Command::Limit(limit(None), to)).expect("no limit");
+    pilot(&mut worker, Some(LESS)).expect("nobody else's again");
+    let share = Share { bytes: LESS, lower_percent: 100, upper_percent: 100 };
+    ask(&mut worker, |to| Command::Share(Some(share), to)).expect("a share");
+    let why = pilot(&mut worker, Some(LESS)).expect_err("the pool's").to_string();
+    assert!(why.contains("the pool sets its limit"), "{why}");
+    pilot(&mut worker, None).expect("it has none to lift");
+    assert_eq!(piloted(&worker), (Some(LESS), false));
 }
 
 /// A VM with a trusted guest that gives up memory by its balloon.

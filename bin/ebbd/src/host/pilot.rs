@@ -1,0 +1,245 @@
+//! The pilot of a host: looks each second at the host and its VMs, decides by `ebb-policy`, and
+//! tells the VMs' processes. See `docs/pilot.md`.
+
+mod act;
+mod record;
+mod status;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ebb_api::{PilotMode, VmName, VmStatus};
+use ebb_policy::pilot::{Decision, HostRule, Pilot, Stage, VmRule, VmSight};
+use ebb_policy::pressure::HostMemory;
+
+use self::act::{Act, Acts};
+use super::apart::apart;
+use super::registry::Daemon;
+use crate::model::piloted::Piloted;
+use crate::system::host_memory::HostReader;
+
+pub use self::record::PilotRecord;
+pub use self::status::{rule, set, status};
+
+/// Interval between two looks.
+const EVERY: Duration = Duration::from_secs(1);
+/// Decisions that are remembered.
+const DECISIONS_MOST: usize = 256;
+/// In a dry run nothing changes, so each look decides the same. A decision of the same kind for the
+/// same VM is noted again after this time only.
+const AGAIN: Duration = Duration::from_secs(60);
+
+/// What is known of the pilot without waiting for it.
+#[derive(Default)]
+pub struct PilotState(Mutex<Known>);
+
+#[derive(Default)]
+struct Known {
+    /// The host at the last look; none: the pilot is off, or has not looked yet.
+    host: Option<(Stage, String)>,
+    decisions: VecDeque<Noted>,
+    count: u64,
+}
+
+/// A decision on record.
+#[derive(Clone)]
+struct Noted {
+    number: u64,
+    at: Instant,
+    decision: Decision,
+    /// What came of it; none: nothing yet.
+    outcome: Option<String>,
+}
+
+impl PilotState {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        // The state is whole between any two statements that change it.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn saw(&self, host: Option<(Stage, String)>) {
+        self.known().host = host;
+    }
+
+    /// Puts a decision on record. Returns its number; none: a dry run has noted the like.
+    fn note(&self, decision: &Decision, outcome: Option<&str>) -> Option<u64> {
+        let (mut known, now) = (self.known(), Instant::now());
+        let is_alike = |noted: &&Noted| {
+            let same_kind = std::mem::discriminant(&noted.decision.action)
+                == std::mem::discriminant(&decision.action);
+            noted.decision.vm == decision.vm && same_kind
+        };
+        let is_recent = |noted: &Noted| now.duration_since(noted.at) < AGAIN;
+        let is_dry = outcome.is_some();
+        if is_dry && known.decisions.iter().rev().find(is_alike).is_some_and(is_recent) {
+            return None;
+        }
+        known.count += 1;
+        if known.decisions.len() == DECISIONS_MOST {
+            known.decisions.pop_front();
+        }
+        let number = known.count;
+        let (decision, outcome) = (decision.clone(), outcome.map(str::to_owned));
+        known.decisions.push_back(Noted { number, at: now, decision, outcome });
+        Some(number)
+    }
+
+    /// Notes what came of a decision.
+    fn came(&self, number: u64, outcome: String) {
+        let mut known = self.known();
+        if let Some(noted) = known.decisions.iter_mut().find(|noted| noted.number == number) {
+            noted.outcome = Some(outcome);
+        }
+    }
+}
+
+/// Keeps the pilot of all VMs. `stall_percent`: see [`HostReader::open`].
+pub async fn keep(daemon: Daemon, stall_percent: Option<u32>) {
+    let mut interval = tokio::time::interval(EVERY);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut keeper = Keeper::new(daemon, stall_percent);
+    let mut before: Option<String> = None;
+    loop {
+        interval.tick().await;
+        let error = keeper.look().await.err().map(|error| error.to_string());
+        if let Some(error) = error.as_ref().filter(|error| before.as_ref() != Some(*error)) {
+            tracing::warn!("the pilot: the host's memory: {error}");
+        }
+        before = error;
+    }
+}
+
+struct Keeper {
+    daemon: Daemon,
+    stall_percent: Option<u32>,
+    pilot: Pilot,
+    /// Opened once the pilot is on.
+    reader: Option<HostReader>,
+    acts: Acts,
+    stage: Stage,
+    began: Instant,
+}
+
+impl Keeper {
+    fn new(daemon: Daemon, stall_percent: Option<u32>) -> Keeper {
+        Keeper {
+            daemon,
+            stall_percent,
+            pilot: Pilot::default(),
+            reader: None,
+            acts: Acts::default(),
+            stage: Stage::default(),
+            began: Instant::now(),
+        }
+    }
+
+    async fn look(&mut self) -> io::Result<()> {
+        let state = self.daemon.pilot();
+        self.acts.collect(state).await;
+        let settings = self.daemon.pilot_record().settings();
+        if settings.mode == PilotMode::Off {
+            state.saw(None);
+            (self.pilot, self.reader) = (Pilot::default(), None);
+            self.lift();
+            return Ok(());
+        }
+        let stall_permille = self.stall_percent.map(|percent| percent * 10);
+        let rule = HostRule { reserve: settings.reserve(), stall_permille };
+        let memory = self.read().await?;
+        let sights = self.sights(|name| settings.rule(name));
+        let decisions = self.pilot.look(self.began.elapsed(), rule, &memory, &sights);
+        self.tell_stage(&memory);
+        self.daemon.pilot().saw(Some((self.stage, memory.to_string())));
+        for decision in decisions {
+            self.carry_out(decision, settings.mode);
+        }
+        Ok(())
+    }
+
+    /// Reads the host's memory away from the threads that answer requests.
+    async fn read(&mut self) -> io::Result<HostMemory> {
+        let (reader, percent) = (self.reader.take(), self.stall_percent);
+        let (reader, memory) = apart(move || {
+            let mut reader = reader.unwrap_or_else(|| HostReader::open(percent));
+            let memory = reader.read(false);
+            (reader, memory)
+        })
+        .await?;
+        self.reader = Some(reader);
+        memory
+    }
+
+    /// The VMs as they published themselves last. A VM for which something is being done is left
+    /// as it is.
+    fn sights(&self, rule: impl Fn(&VmName) -> VmRule) -> Vec<VmSight> {
+        let each = self.daemon.listings().into_iter();
+        let each = each.filter_map(|(name, listing)| Some((name, listing.piloted()?)));
+        each.map(|(name, (status, piloted))| {
+            let sight = sight(&name, &status, &piloted, rule(&name));
+            let in_vain_bytes = self.acts.in_vain_bytes(&name);
+            let spare_bytes = sight.spare_bytes.saturating_sub(in_vain_bytes);
+            let sight = VmSight { spare_bytes, ..sight };
+            match self.acts.is_busy(&name) {
+                true => VmSight { may_reclaim: false, may_limit: false, ..sight },
+                false => sight,
+            }
+        })
+        .collect()
+    }
+
+    /// Logs a change of the stage.
+    fn tell_stage(&mut self, memory: &HostMemory) {
+        let before = std::mem::replace(&mut self.stage, self.pilot.stage());
+        if before != self.stage {
+            tracing::info!("the pilot: the host is {} now, was {before}: {memory}", self.stage);
+        }
+    }
+
+    fn carry_out(&mut self, decision: Decision, mode: PilotMode) {
+        let state = self.daemon.pilot();
+        let outcome = (mode == PilotMode::DryRun).then_some("not done: dry run");
+        let Some(number) = state.note(&decision, outcome) else { return };
+        tracing::debug!("the pilot: {decision}");
+        if mode == PilotMode::On {
+            self.acts.begin(&self.daemon, Act { number, decision });
+        }
+    }
+
+    /// Lifts the limits that the pilot has set: it is off.
+    fn lift(&mut self) {
+        let limited = self.daemon.listings().into_iter().filter_map(|(name, listing)| {
+            let (_, piloted) = listing.piloted()?;
+            piloted.limit_bytes.map(|limit| (name, limit))
+        });
+        let limited: BTreeMap<VmName, u64> = limited.collect();
+        for (name, limit) in limited {
+            if !self.acts.is_busy(&name) {
+                self.acts.begin(&self.daemon, Act::lift(self.daemon.pilot(), &name, limit));
+            }
+        }
+    }
+}
+
+/// A VM as the policy sees it.
+fn sight(name: &VmName, status: &VmStatus, piloted: &Piloted, rule: VmRule) -> VmSight {
+    let non_resident = piloted.memory_bytes.saturating_sub(status.resident_bytes);
+    let free = status.guest_free_bytes.unwrap_or(0);
+    VmSight {
+        name: name.to_string(),
+        rule,
+        memory_bytes: piloted.memory_bytes,
+        resident_bytes: piloted.taken_bytes,
+        floor_bytes: piloted.floor_bytes,
+        limit_bytes: piloted.limit_bytes,
+        spare_bytes: free.saturating_sub(non_resident),
+        working_bytes: piloted.working_bytes,
+        refaulted_bytes: status.limit.refaulted_total_bytes,
+        waits: status.limit.waits,
+        may_reclaim: status.guest.trusted && status.reach.may_take != ebb_api::MayTake::Nothing,
+        may_limit: piloted.left_alone.is_none(),
+    }
+}

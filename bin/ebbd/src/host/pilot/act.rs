@@ -1,0 +1,157 @@
+//! Carrying out the pilot's decisions: one at a time for each VM.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use axum::http::Method;
+use ebb_api::{ReclaimReport, ReclaimRequest, VmName};
+use ebb_policy::pilot::{Action, Decision};
+use ebb_units::Bytes;
+use serde::Serialize;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::PilotState;
+use crate::host::asking::ask;
+use crate::host::link::Reply;
+use crate::host::registry::Daemon;
+use crate::model::api_error::{Answer, ApiError, failed};
+use crate::model::figures::VmFigures;
+use crate::model::vm_routes::{PILOT_LIMIT, PILOT_RECLAIM};
+
+/// Longest wait for a VM. It counts as failed then, and may be done all the same.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long free memory that could not be reclaimed is not asked for again.
+const IN_VAIN_FOR: Duration = Duration::from_secs(60);
+
+/// A decision that is carried out.
+pub(super) struct Act {
+    pub number: u64,
+    pub decision: Decision,
+}
+
+impl Act {
+    /// Lifts a limit because the pilot is off.
+    pub fn lift(state: &PilotState, vm: &VmName, limit_bytes: u64) -> Act {
+        let action = Action::Limit { from: Some(limit_bytes), to: None };
+        let decision = Decision { vm: vm.to_string(), action, why: "the pilot is off".into() };
+        Act { number: state.note(&decision, None).unwrap_or(0), decision }
+    }
+}
+
+/// What is being carried out, by the VM's name.
+#[derive(Default)]
+pub(super) struct Acts {
+    under_way: BTreeMap<VmName, (u64, JoinHandle<Outcome>)>,
+    in_vain: BTreeMap<VmName, InVain>,
+}
+
+/// What came of an act.
+struct Outcome {
+    text: String,
+    /// Free memory that could not be reclaimed, of what was asked for.
+    in_vain_bytes: Option<u64>,
+}
+
+/// Free memory that was asked for and could not be reclaimed: the guest keeps a reserve, and what
+/// is free in small blocks cannot be had.
+struct InVain {
+    bytes: u64,
+    at: Instant,
+}
+
+impl Acts {
+    /// Whether something is being done for the VM.
+    pub fn is_busy(&self, name: &VmName) -> bool {
+        self.under_way.contains_key(name)
+    }
+
+    /// Free memory of the VM that could not be reclaimed lately.
+    pub fn in_vain_bytes(&self, name: &VmName) -> u64 {
+        let lately = |in_vain: &&InVain| in_vain.at.elapsed() < IN_VAIN_FOR;
+        self.in_vain.get(name).filter(lately).map_or(0, |in_vain| in_vain.bytes)
+    }
+
+    /// Begins to carry out a decision. While another one is under way for the VM, it is dropped:
+    /// the next look decides anew.
+    pub fn begin(&mut self, daemon: &Daemon, act: Act) {
+        let Ok(name) = act.decision.vm.parse::<VmName>() else { return };
+        if self.is_busy(&name) {
+            daemon.pilot().came(act.number, "not done: something else was under way".into());
+            return;
+        }
+        let doing = tokio::spawn(carry_out(daemon.clone(), name.clone(), act.decision.action));
+        self.under_way.insert(name, (act.number, doing));
+    }
+
+    /// Notes what came of the acts that have ended.
+    pub async fn collect(&mut self, state: &PilotState) {
+        self.in_vain.retain(|_, in_vain| in_vain.at.elapsed() < IN_VAIN_FOR);
+        let is_done =
+            |(_, (_, doing)): &(&VmName, &(u64, JoinHandle<Outcome>))| doing.is_finished();
+        let ended: Vec<VmName> =
+            self.under_way.iter().filter(is_done).map(|(name, _)| name.clone()).collect();
+        for name in ended {
+            let Some((number, doing)) = self.under_way.remove(&name) else { continue };
+            let outcome =
+                doing.await.unwrap_or_else(|error| Outcome::of(format!("failed: {error}")));
+            state.came(number, outcome.text);
+            if let Some(bytes) = outcome.in_vain_bytes {
+                self.in_vain.insert(name, InVain { bytes, at: Instant::now() });
+            }
+        }
+    }
+}
+
+impl Outcome {
+    fn of(text: String) -> Outcome {
+        Outcome { text, in_vain_bytes: None }
+    }
+}
+
+async fn carry_out(daemon: Daemon, name: VmName, action: Action) -> Outcome {
+    let doing = async {
+        match action {
+            Action::Reclaim { bytes } => reclaim(&daemon, &name, bytes).await,
+            Action::Limit { to, .. } => limit(&daemon, &name, to).await,
+        }
+    };
+    match timeout(PATIENCE, doing).await {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(error)) => Outcome::of(format!("failed: {error}")),
+        Err(_) => Outcome::of(format!("failed: no answer within {} s", PATIENCE.as_secs())),
+    }
+}
+
+async fn reclaim(daemon: &Daemon, name: &VmName, bytes: u64) -> Answer<Outcome> {
+    let request = ReclaimRequest { bytes: Some(bytes) };
+    let report: ReclaimReport = send(daemon, name, (Method::POST, PILOT_RECLAIM), &request)
+        .await?
+        .read()
+        .map_err(failed("the VM's answer"))?;
+    let text = format!("reclaimed {}", Bytes(report.bytes));
+    Ok(Outcome { text, in_vain_bytes: Some(bytes.saturating_sub(report.bytes)) })
+}
+
+async fn limit(daemon: &Daemon, name: &VmName, limit_bytes: Option<u64>) -> Answer<Outcome> {
+    let reply = send(daemon, name, (Method::PUT, PILOT_LIMIT), &limit_bytes).await?;
+    let figures = reply.read::<VmFigures>().map_err(failed("the VM's figures"))?;
+    if let Some(listing) = daemon.listed(name) {
+        listing.publish(figures);
+    }
+    Ok(Outcome::of("done".into()))
+}
+
+async fn send(
+    daemon: &Daemon,
+    name: &VmName,
+    (method, uri): (Method, &str),
+    what: &impl Serialize,
+) -> Answer<Reply> {
+    let body = serde_json::to_vec(what).map_err(failed("the pilot"))?;
+    let reply = ask(daemon, name, method, uri, body.into()).await?;
+    match reply.status.is_success() {
+        true => Ok(reply),
+        false => Err(ApiError::Failed(reply.refusal())),
+    }
+}

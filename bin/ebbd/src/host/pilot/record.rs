@@ -1,0 +1,169 @@
+//! The pilot's settings, on record in the run directory.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ebb_api::{PilotMode, PilotRequest, RESERVE_PERCENT_DEFAULT, RuleRequest, VmClass, VmName};
+use ebb_policy::pilot::{Class, VmRule, WEIGHT_DEFAULT};
+use ebb_policy::pressure::Below;
+use serde::{Deserialize, Serialize};
+
+use crate::support::state_file;
+
+const FILE: &str = "pilot.json";
+/// Most VMs with a rule of their own: rules outlive their VMs.
+const RULES_MOST: usize = 10_000;
+
+/// The settings, and the file that has them.
+pub struct PilotRecord {
+    path: PathBuf,
+    settings: Mutex<Settings>,
+}
+
+/// The settings.
+#[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct Settings {
+    pub mode: PilotMode,
+    #[serde(default)]
+    pub reserve_percent: Option<u32>,
+    /// In place of the percentage.
+    #[serde(default)]
+    pub reserve_bytes: Option<u64>,
+    /// Rules of VMs, by name, that are not the default.
+    #[serde(default)]
+    pub rules: BTreeMap<VmName, Rule>,
+}
+
+/// The rule of a VM.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct Rule {
+    pub class: VmClass,
+    pub weight: u32,
+    pub min_bytes: Option<u64>,
+    pub max_bytes: Option<u64>,
+    pub hold: bool,
+}
+
+impl Default for Rule {
+    fn default() -> Rule {
+        Rule {
+            class: VmClass::default(),
+            weight: WEIGHT_DEFAULT,
+            min_bytes: None,
+            max_bytes: None,
+            hold: false,
+        }
+    }
+}
+
+impl Rule {
+    /// The rule after a request. 0 takes a bound away.
+    pub fn with(self, request: &RuleRequest) -> Rule {
+        let RuleRequest { class, min_bytes, max_bytes, weight, hold } = *request;
+        let bound = |new: Option<u64>, old| new.map_or(old, |bytes| Some(bytes).filter(|&b| b > 0));
+        Rule {
+            class: class.unwrap_or(self.class),
+            weight: weight.unwrap_or(self.weight),
+            min_bytes: bound(min_bytes, self.min_bytes),
+            max_bytes: bound(max_bytes, self.max_bytes),
+            hold: hold.unwrap_or(self.hold),
+        }
+    }
+
+    fn for_policy(self) -> VmRule {
+        VmRule {
+            min_bytes: self.min_bytes,
+            max_bytes: self.max_bytes,
+            weight: self.weight,
+            class: match self.class {
+                VmClass::Batch => Class::Batch,
+                VmClass::Normal => Class::Normal,
+                VmClass::Latency => Class::Latency,
+            },
+            is_held: self.hold,
+        }
+    }
+}
+
+impl Settings {
+    /// Memory that is to stay available on the host.
+    pub fn reserve(&self) -> Below {
+        match self.reserve_bytes {
+            Some(bytes) => Below::Bytes(bytes),
+            None => Below::Percent(self.percent().unwrap_or(RESERVE_PERCENT_DEFAULT)),
+        }
+    }
+
+    /// The same in percent; none: the size counts.
+    pub fn percent(&self) -> Option<u32> {
+        let percent = self.reserve_percent.unwrap_or(RESERVE_PERCENT_DEFAULT);
+        self.reserve_bytes.is_none().then_some(percent)
+    }
+
+    /// The rule of a VM as the policy has it.
+    pub fn rule(&self, name: &VmName) -> VmRule {
+        self.rule_of(name).for_policy()
+    }
+
+    /// The rule of a VM.
+    pub fn rule_of(&self, name: &VmName) -> Rule {
+        self.rules.get(name).copied().unwrap_or_default()
+    }
+
+    /// Sets what the request names; the rest stays.
+    pub fn set(&mut self, request: &PilotRequest) {
+        let PilotRequest { mode, reserve_percent, reserve_bytes } = *request;
+        self.mode = mode.unwrap_or(self.mode);
+        if reserve_percent.is_some() || reserve_bytes.is_some() {
+            (self.reserve_percent, self.reserve_bytes) = (reserve_percent, reserve_bytes);
+        }
+    }
+
+    /// Sets the rule of a VM. Returns whether there is room for it.
+    pub fn set_rule(&mut self, name: &VmName, rule: Rule) -> bool {
+        if rule == Rule::default() {
+            self.rules.remove(name);
+            return true;
+        }
+        let has_room = self.rules.contains_key(name) || self.rules.len() < RULES_MOST;
+        if has_room {
+            self.rules.insert(name.clone(), rule);
+        }
+        has_room
+    }
+}
+
+impl PilotRecord {
+    /// The settings that an earlier daemon left.
+    ///
+    /// # Errors
+    /// The file exists and cannot be read.
+    pub fn open(run_dir: &Path) -> io::Result<Arc<PilotRecord>> {
+        let path = run_dir.join(FILE);
+        let settings = state_file::load_own::<Settings>(&path)?.unwrap_or_default();
+        Ok(Arc::new(PilotRecord { path, settings: Mutex::new(settings) }))
+    }
+
+    pub(super) fn settings(&self) -> Settings {
+        self.settings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Changes the settings. `change` may refuse; then nothing has changed.
+    ///
+    /// # Errors
+    /// Those of `change`, and of writing the file, mapped by `unsaved`.
+    pub(super) fn change<E>(
+        &self,
+        change: impl FnOnce(&mut Settings) -> Result<(), E>,
+        unsaved: impl FnOnce(io::Error) -> E,
+    ) -> Result<(), E> {
+        let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut next = settings.clone();
+        change(&mut next)?;
+        state_file::save(&self.path, &next).map_err(unsaved)?;
+        *settings = next;
+        Ok(())
+    }
+}

@@ -1,0 +1,253 @@
+//! The pilot with stand-ins for VMs' processes.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use axum::routing::{post, put};
+use axum::{Json, Router};
+use ebb_api::{PilotRequest, PilotStatus, ReclaimReport, RuleRequest};
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+use super::*;
+use crate::host::swap_dir::SwapDir;
+use crate::host::testing;
+use crate::model::figures::VmFigures;
+use crate::model::vm_routes::{PILOT_LIMIT, PILOT_RECLAIM};
+
+const MIB: u64 = 1 << 20;
+const LONG: Duration = Duration::from_secs(20);
+
+/// What VMs were told, in this order.
+type Told = Arc<Mutex<Vec<String>>>;
+
+fn daemon(run: &Path) -> Daemon {
+    testing::daemon(run, SwapDir::new(run, None).unwrap())
+}
+
+fn piloted() -> Piloted {
+    Piloted {
+        taken_bytes: 3000 * MIB,
+        memory_bytes: 4096 * MIB,
+        floor_bytes: 100 * MIB,
+        working_bytes: Some(1000 * MIB),
+        limit_bytes: None,
+        left_alone: None,
+    }
+}
+
+/// A VM with this much free memory that is resident.
+fn publish(daemon: &Daemon, name: &str, free_mib: u64, piloted: Piloted) {
+    let mut status = testing::status();
+    (status.memory_bytes, status.resident_bytes) = (4096 * MIB, 4096 * MIB);
+    (status.guest_free_bytes, status.guest.trusted) = (Some(free_mib * MIB), true);
+    testing::publish(daemon, name, status, Some(piloted));
+}
+
+/// Stands in for the process of a VM. Its answers wait until they are to come.
+fn serve(daemon: &Daemon, name: &'static str, told: &Told, go: Option<Arc<Notify>>) {
+    let (limits, reclaims) = (Arc::clone(told), Arc::clone(told));
+    let limit = move |Json(limit): Json<Option<u64>>| {
+        limits.lock().unwrap().push(format!("{name}: limit {:?}", limit.map(|bytes| bytes / MIB)));
+        async move {
+            if let Some(go) = go {
+                go.notified().await;
+            }
+            let (status, member, piloted) = (testing::status(), None, None);
+            Json(VmFigures { number: 0, status, member, piloted })
+        }
+    };
+    let reclaim = move |Json(request): Json<ebb_api::ReclaimRequest>| {
+        let bytes = request.bytes.unwrap();
+        reclaims.lock().unwrap().push(format!("{name}: reclaim {}", bytes / MIB));
+        async move { Json(ReclaimReport { bytes, ..testing::status().auto.last.unwrap() }) }
+    };
+    let router = Router::new().route(PILOT_LIMIT, put(limit));
+    testing::serve(daemon, name, router.route(PILOT_RECLAIM, post(reclaim)));
+}
+
+fn turn(daemon: &Daemon, mode: PilotMode) -> PilotStatus {
+    set(daemon, &PilotRequest { mode: Some(mode), ..PilotRequest::default() }).unwrap()
+}
+
+/// Makes the host look as if it had too little memory. The reserve is changed, not the host.
+fn make_short(daemon: &Daemon) {
+    let request = PilotRequest { reserve_percent: Some(90), ..PilotRequest::default() };
+    set(daemon, &request).unwrap();
+}
+
+async fn look(keeper: &mut Keeper) {
+    timeout(LONG, keeper.look()).await.expect("it waits").unwrap();
+}
+
+/// Looks until nothing is being done any more, and returns what VMs were told.
+async fn told(keeper: &mut Keeper, told: &Told) -> Vec<String> {
+    let daemon = keeper.daemon.clone();
+    let waiting = async {
+        while daemon.listings().iter().any(|(name, _)| keeper.acts.is_busy(name)) {
+            keeper.acts.collect(daemon.pilot()).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(LONG, waiting).await.expect("an end");
+    std::mem::take(&mut *told.lock().unwrap())
+}
+
+#[tokio::test]
+async fn a_pilot_that_is_off_does_nothing() {
+    let (home, notes) = (tempfile::tempdir().unwrap(), Told::default());
+    let daemon = daemon(home.path());
+    serve(&daemon, "web", &notes, None);
+    publish(&daemon, "web", 1000, piloted());
+    let mut keeper = Keeper::new(daemon.clone(), None);
+    look(&mut keeper).await;
+    assert_eq!(told(&mut keeper, &notes).await, [""; 0]);
+    assert_eq!((status(&daemon).mode, status(&daemon).stage), (PilotMode::Off, None));
+    assert!(keeper.reader.is_none(), "nobody needs the host's figures");
+}
+
+#[tokio::test]
+async fn what_is_decided_is_done_and_on_record() {
+    let (home, notes) = (tempfile::tempdir().unwrap(), Told::default());
+    let daemon = daemon(home.path());
+    serve(&daemon, "web", &notes, None);
+    publish(&daemon, "web", 1000, piloted());
+    turn(&daemon, PilotMode::On);
+    make_short(&daemon);
+    let mut keeper = Keeper::new(daemon.clone(), None);
+    look(&mut keeper).await;
+    assert_eq!(told(&mut keeper, &notes).await, ["web: reclaim 1000"]);
+    let decided = &status(&daemon).decisions[..];
+    let [later, first] = decided else { panic!("{decided:?}") };
+    assert_eq!(first.action, "reclaim 1000 MiB of free memory");
+    assert_eq!(first.outcome.as_deref(), Some("reclaimed 1000 MiB"));
+    let not_done = "not done: something else was under way";
+    assert_eq!(later.outcome.as_deref(), Some(not_done), "one at a time: {later:?}");
+    look(&mut keeper).await;
+    let limit = told(&mut keeper, &notes).await;
+    assert!(matches!(&limit[..], [limit] if limit.starts_with("web: limit Some(")), "{limit:?}");
+    assert_eq!(status(&daemon).decisions[0].outcome.as_deref(), Some("done"));
+}
+
+#[tokio::test]
+async fn a_dry_run_decides_and_does_nothing() {
+    let (home, notes) = (tempfile::tempdir().unwrap(), Told::default());
+    let daemon = daemon(home.path());
+    serve(&daemon, "web", &notes, None);
+    publish(&daemon, "web", 1000, piloted());
+    turn(&daemon, PilotMode::DryRun);
+    make_short(&daemon);
+    let mut keeper = Keeper::new(daemon.clone(), None);
+    for _ in 0..3 {
+        look(&mut keeper).await;
+    }
+    assert_eq!(told(&mut keeper, &notes).await, [""; 0]);
+    let decisions = status(&daemon).decisions;
+    assert_eq!(decisions.len(), 2, "each kind once: {decisions:?}");
+    let outcomes = decisions.iter().map(|decision| decision.outcome.as_deref());
+    assert!(outcomes.into_iter().all(|outcome| outcome == Some("not done: dry run")));
+}
+
+#[tokio::test]
+async fn a_vm_that_is_slow_delays_nobody() {
+    let (home, notes, go) = (tempfile::tempdir().unwrap(), Told::default(), Arc::default());
+    let daemon = daemon(home.path());
+    serve(&daemon, "slow", &notes, Some(Arc::clone(&go)));
+    serve(&daemon, "web", &notes, None);
+    for name in ["slow", "web"] {
+        publish(&daemon, name, 0, piloted());
+    }
+    turn(&daemon, PilotMode::On);
+    make_short(&daemon);
+    let mut keeper = Keeper::new(daemon.clone(), None);
+    let waiting = async {
+        while notes.lock().unwrap().iter().filter(|told| told.starts_with("web")).count() < 3 {
+            look(&mut keeper).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    timeout(LONG, waiting).await.expect("three limits");
+    let slow = notes.lock().unwrap().iter().filter(|told| told.starts_with("slow")).count();
+    assert_eq!(slow, 1, "nothing else is asked of it meanwhile");
+    go.notify_waiters();
+}
+
+#[tokio::test]
+async fn limits_are_lifted_when_the_pilot_is_turned_off() {
+    let (home, notes) = (tempfile::tempdir().unwrap(), Told::default());
+    let daemon = daemon(home.path());
+    serve(&daemon, "web", &notes, None);
+    publish(&daemon, "web", 0, Piloted { limit_bytes: Some(2000 * MIB), ..piloted() });
+    serve(&daemon, "other", &notes, None);
+    publish(&daemon, "other", 0, piloted());
+    let mut keeper = Keeper::new(daemon.clone(), None);
+    look(&mut keeper).await;
+    assert_eq!(told(&mut keeper, &notes).await, ["web: limit None"]);
+    assert_eq!(status(&daemon).decisions[0].why, "the pilot is off");
+}
+
+#[tokio::test]
+async fn a_held_vm_and_one_with_a_limit_of_its_own_are_left_alone() {
+    let (home, notes) = (tempfile::tempdir().unwrap(), Told::default());
+    let daemon = daemon(home.path());
+    for name in ["held", "own"] {
+        serve(&daemon, name, &notes, None);
+    }
+    publish(&daemon, "held", 1000, piloted());
+    publish(&daemon, "own", 0, Piloted { left_alone: Some("its own".into()), ..piloted() });
+    let hold = RuleRequest { hold: Some(true), ..RuleRequest::default() };
+    rule(&daemon, &"held".parse().unwrap(), &hold).unwrap();
+    turn(&daemon, PilotMode::On);
+    make_short(&daemon);
+    let mut keeper = Keeper::new(daemon.clone(), None);
+    look(&mut keeper).await;
+    assert_eq!(told(&mut keeper, &notes).await, [""; 0]);
+}
+
+#[test]
+fn settings_outlive_the_daemon() {
+    let home = tempfile::tempdir().unwrap();
+    {
+        let daemon = daemon(home.path());
+        publish(&daemon, "web", 0, piloted());
+        turn(&daemon, PilotMode::DryRun);
+        let request = RuleRequest {
+            class: Some(ebb_api::VmClass::Batch),
+            min_bytes: Some(1 << 30),
+            ..RuleRequest::default()
+        };
+        rule(&daemon, &"web".parse().unwrap(), &request).unwrap();
+    }
+    let daemon = daemon(home.path());
+    publish(&daemon, "web", 0, piloted());
+    let status = status(&daemon);
+    assert_eq!((status.mode, status.reserve_percent), (PilotMode::DryRun, Some(10)));
+    let [web] = &status.vms[..] else { panic!("{status:?}") };
+    assert_eq!((web.class, web.min_bytes), (ebb_api::VmClass::Batch, Some(1 << 30)));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_changes_nothing() {
+    let home = tempfile::tempdir().unwrap();
+    let daemon = daemon(home.path());
+    publish(&daemon, "web", 0, piloted());
+    let web = "web".parse().unwrap();
+    let before = status(&daemon);
+    let bounds = |min, max| RuleRequest {
+        min_bytes: Some(min),
+        max_bytes: Some(max),
+        ..RuleRequest::default()
+    };
+    let why = rule(&daemon, &web, &bounds(2 << 30, 1 << 30)).unwrap_err().to_string();
+    assert!(why.contains("a minimum of 2 GiB is above the maximum of 1 GiB"), "{why}");
+    let other = "other".parse().unwrap();
+    let why = rule(&daemon, &other, &RuleRequest::default()).unwrap_err().to_string();
+    assert!(why.contains("there is no VM other"), "{why}");
+    let request = PilotRequest { reserve_bytes: Some(u64::MAX), ..PilotRequest::default() };
+    let why = set(&daemon, &request).unwrap_err().to_string();
+    assert!(why.contains("more than nine tenths"), "{why}");
+    assert_eq!(status(&daemon), before);
+    rule(&daemon, &web, &bounds(1 << 30, 2 << 30)).unwrap();
+    rule(&daemon, &web, &bounds(0, 0)).unwrap();
+    assert_eq!(status(&daemon), before, "0 takes a bound away");
+}

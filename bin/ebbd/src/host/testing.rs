@@ -1,0 +1,64 @@
+//! A daemon whose VMs' processes are stand-ins.
+
+use std::fs;
+use std::path::Path;
+
+use axum::Router;
+use ebb_api::VmStatus;
+use tokio::net::UnixListener;
+
+use super::listing::{Listing, Stage};
+use super::pilot::PilotRecord;
+use super::pool::PoolRecord;
+use super::registry::{Daemon, SharedByVms};
+use super::swap_dir::SwapDir;
+use crate::model::figures::VmFigures;
+use crate::model::piloted::Piloted;
+use crate::model::record::{Record, Settings};
+use crate::model::site::{Site, api_socket};
+use crate::system::calibration::Calibrated;
+
+/// A daemon with this run directory.
+pub fn daemon(run: &Path, swap_dir: SwapDir) -> Daemon {
+    let site = Site {
+        run_dir: run.into(),
+        log_dir: run.into(),
+        swap_dir: swap_dir.path().into(),
+        settings: Settings::default(),
+        vm_user: "own".into(),
+    };
+    let shared = SharedByVms {
+        pool: PoolRecord::open(run).unwrap(),
+        pilot_record: PilotRecord::open(run).unwrap(),
+        calibrated: Calibrated::open(run).unwrap(),
+        table: None,
+    };
+    Daemon::new(site, swap_dir, shared, true)
+}
+
+/// The status of a VM of which nothing is evicted.
+pub fn status() -> VmStatus {
+    let text = include_str!("../../../ebb/tests/cli/status.json");
+    serde_json::from_str(text).unwrap()
+}
+
+/// Publishes figures of a VM as its process would.
+pub fn publish(daemon: &Daemon, name: &str, status: VmStatus, piloted: Option<Piloted>) {
+    let text = include_str!("../../../../fuzz/corpus/vm_json/whole");
+    let record: Record = serde_json::from_str(text).unwrap();
+    let listing = daemon.listing(&name.parse().unwrap(), || Listing::new(&record, Stage::Managed));
+    listing.publish(VmFigures { number: 1, status, member: None, piloted });
+}
+
+/// The socket of a VM's process.
+pub fn listen(daemon: &Daemon, name: &str) -> UnixListener {
+    let directory = daemon.site().directory(&name.parse().unwrap());
+    fs::create_dir_all(&directory).unwrap();
+    UnixListener::bind(api_socket(&directory)).unwrap()
+}
+
+/// Serves these routes as a VM's process would.
+pub fn serve(daemon: &Daemon, name: &str, router: Router) {
+    let listener = listen(daemon, name);
+    tokio::spawn(async move { axum::serve(listener, router).await });
+}

@@ -1,0 +1,32 @@
+//! What the process of a VM tells the pilot.
+
+use serde::{Deserialize, Serialize};
+
+use super::BYTES_MAX;
+
+/// What the pilot needs to know of a VM beside its status.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Piloted {
+    /// Host memory that the VM takes.
+    pub taken_bytes: u64,
+    /// All of its memory.
+    pub memory_bytes: u64,
+    /// The lowest limit that its guest survives.
+    pub floor_bytes: u64,
+    /// What it works with; none: not known.
+    pub working_bytes: Option<u64>,
+    /// The limit that the pilot has given it; none: none.
+    pub limit_bytes: Option<u64>,
+    /// Why the pilot cannot limit it; none: it can.
+    pub left_alone: Option<String>,
+}
+
+impl Piloted {
+    /// Whether these figures can be true.
+    pub fn adds_up(&self) -> bool {
+        let Piloted { taken_bytes, memory_bytes, floor_bytes, working_bytes, limit_bytes, .. } =
+            *self;
+        let sizes = [taken_bytes, memory_bytes, floor_bytes];
+        sizes.into_iter().chain(working_bytes).chain(limit_bytes).all(|bytes| bytes <= BYTES_MAX)
+    }
+}

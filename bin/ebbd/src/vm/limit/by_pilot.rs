@@ -1,0 +1,48 @@
+//! A limit that the pilot sets.
+
+use super::in_flight::may_tell_in_flight;
+use super::{conditions, may_evict};
+use crate::model::api_error::{Answer, not_allowed};
+use crate::support::open_files::OpenFiles;
+use crate::vm::context::VmContext;
+
+/// Puts on record the limit that the pilot gives the VM; `None`: all of its memory. Returns whether
+/// the limit on record has changed.
+///
+/// # Errors
+/// The VM cannot have this limit, or the limit is somebody else's; then nothing has changed.
+pub fn set(cx: &mut VmContext, limit_bytes: Option<u64>) -> Answer<bool> {
+    let is_piloted = limit_bytes.is_some();
+    if !is_piloted && !cx.record.is_piloted {
+        return Ok(false);
+    }
+    if let Some(bytes) = limit_bytes {
+        may_limit(cx)?;
+        conditions::may_limit(cx, bytes, None)?;
+        may_tell_in_flight(cx, &mut OpenFiles::default())?;
+        cx.begin_to_evict()?;
+    }
+    cx.record.change(|record| {
+        (record.limit_bytes, record.is_piloted) = (limit_bytes, is_piloted);
+        (record.low_bytes, record.high_bytes) = (None, None);
+    })?;
+    Ok(true)
+}
+
+/// Succeeds if the limit is the pilot's to set.
+///
+/// # Errors
+/// Why it is not.
+pub fn may_limit(cx: &VmContext) -> Answer<()> {
+    let record = &cx.record;
+    if record.share.is_some() {
+        return Err(not_allowed("the pool sets its limit: ebb share NAME off ends that"));
+    }
+    if record.tiers.is_some() {
+        return Err(not_allowed("its tiers fix how much of it is in memory"));
+    }
+    if record.limit_bytes.is_some() && !record.is_piloted {
+        return Err(not_allowed("ebb limit has set its limit: ebb limit NAME off ends that"));
+    }
+    may_evict(cx)
+}

@@ -1,0 +1,24 @@
+//! What the pilot is told of a VM, put together from the controllers that know a part of it.
+
+use ebb_reclaim::limit::marks::floor_bytes;
+
+use super::context::VmContext;
+use super::limit::{Limit, by_pilot};
+use crate::model::api_error::{Answer, failed};
+use crate::model::piloted::Piloted;
+
+/// Returns what the pilot wants to know of the VM.
+///
+/// # Errors
+/// As fstat(2) of the VM's RAM.
+pub fn of(cx: &VmContext, limit: &Limit) -> Answer<Piloted> {
+    let memory_bytes = cx.memory_bytes();
+    Ok(Piloted {
+        taken_bytes: cx.pager.residency().taken_bytes().map_err(failed("the VM's RAM"))?,
+        memory_bytes,
+        floor_bytes: floor_bytes(memory_bytes),
+        working_bytes: limit.active_bytes(),
+        limit_bytes: cx.record.limit_bytes.filter(|_| cx.record.is_piloted),
+        left_alone: by_pilot::may_limit(cx).err().map(|why| why.to_string()),
+    })
+}

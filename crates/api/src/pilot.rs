@@ -1,0 +1,166 @@
+//! The pilot: Ebb decides by itself what it takes from which VM.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::request::ensure;
+use crate::{BadRequest, PilotMode, PilotStage, VmClass, VmName};
+
+/// The host's reserve until another one is set, in percent of its memory.
+pub const RESERVE_PERCENT_DEFAULT: u32 = 10;
+/// The largest reserve, in percent.
+pub const RESERVE_PERCENT_MAX: u32 = 90;
+/// The largest weight of a VM.
+pub const WEIGHT_MAX: u32 = 10_000;
+
+/// Turn the pilot on or off, or change its reserve. What is null stays as it is.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PilotRequest {
+    /// What the pilot does.
+    #[serde(default)]
+    pub mode: Option<PilotMode>,
+    /// Memory that is to stay available on the host, in percent of it.
+    #[serde(default)]
+    pub reserve_percent: Option<u32>,
+    /// The same in bytes; not together with the percentage.
+    #[serde(default)]
+    pub reserve_bytes: Option<u64>,
+}
+
+impl PilotRequest {
+    /// Checks all that needs no host.
+    pub fn check(&self) -> Result<(), BadRequest> {
+        ensure(self.reserve_percent.is_none() || self.reserve_bytes.is_none(), || {
+            "a reserve is a size or a percentage, not both".into()
+        })?;
+        ensure(self.reserve_percent.is_none_or(|percent| percent <= RESERVE_PERCENT_MAX), || {
+            format!(
+                "a reserve of {} % leaves VMs too little: give {RESERVE_PERCENT_MAX}% or less",
+                self.reserve_percent.unwrap_or(0)
+            )
+        })
+    }
+}
+
+/// Change the pilot's rule for a VM. What is null stays as it is.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RuleRequest {
+    /// How much the VM's speed matters.
+    #[serde(default)]
+    pub class: Option<VmClass>,
+    /// Resident memory below which nothing in use is taken from it; 0: what its guest needs to live.
+    #[serde(default)]
+    pub min_bytes: Option<u64>,
+    /// Most resident memory; 0: all of its memory.
+    #[serde(default)]
+    pub max_bytes: Option<u64>,
+    /// Its weight among VMs of its class, 1 to 10000.
+    #[serde(default)]
+    pub weight: Option<u32>,
+    /// Whether the pilot leaves it as it is.
+    #[serde(default)]
+    pub hold: Option<bool>,
+}
+
+impl RuleRequest {
+    /// Checks all that needs no VM.
+    pub fn check(&self) -> Result<(), BadRequest> {
+        ensure(self.weight.is_none_or(|weight| (1..=WEIGHT_MAX).contains(&weight)), || {
+            format!(
+                "a weight of {} is out of range: give 1 to {WEIGHT_MAX}",
+                self.weight.unwrap_or(0)
+            )
+        })
+    }
+}
+
+/// The pilot, what it sees and what it decided last.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct PilotStatus {
+    /// What the pilot does.
+    pub mode: PilotMode,
+    /// Memory that is to stay available on the host, in percent of it; null: the size counts.
+    pub reserve_percent: Option<u32>,
+    /// The same in bytes; null: the percentage counts.
+    pub reserve_bytes: Option<u64>,
+    /// How short of memory the host is; null: the pilot has not looked yet, or is off.
+    pub stage: Option<PilotStage>,
+    /// The host's figures at the last look.
+    pub host: Option<String>,
+    /// The VMs, by name.
+    pub vms: Vec<PilotVm>,
+    /// The last decisions, the latest first.
+    pub decisions: Vec<PilotDecision>,
+}
+
+/// A VM as the pilot sees it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct PilotVm {
+    /// The VM's name.
+    #[schema(value_type = String)]
+    pub name: VmName,
+    /// How much its speed matters.
+    pub class: VmClass,
+    /// Its weight among VMs of its class.
+    pub weight: u32,
+    /// Resident memory below which nothing in use is taken; null: what its guest needs to live.
+    pub min_bytes: Option<u64>,
+    /// Most resident memory; null: all of its memory.
+    pub max_bytes: Option<u64>,
+    /// Whether the pilot leaves it as it is.
+    pub hold: bool,
+    /// All of its memory.
+    pub memory_bytes: u64,
+    /// Host memory that it takes.
+    pub resident_bytes: u64,
+    /// What it works with; null: not known.
+    pub working_bytes: Option<u64>,
+    /// The limit that the pilot has given it; null: none.
+    pub limit_bytes: Option<u64>,
+    /// Why the pilot leaves its limit alone; null: nothing is in the way.
+    pub left_alone: Option<String>,
+}
+
+/// A decision.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct PilotDecision {
+    /// Counts up with each decision of this daemon.
+    pub number: u64,
+    /// Time since then, in milliseconds.
+    pub age_ms: u64,
+    /// The VM's name.
+    #[schema(value_type = String)]
+    pub vm: VmName,
+    /// What was decided, in words.
+    pub action: String,
+    /// Why, with the figures.
+    pub why: String,
+    /// What came of it; null: it is not done yet.
+    pub outcome: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reserve_leaves_something_to_vms() {
+        let check = |reserve_percent, reserve_bytes| {
+            let request = PilotRequest { mode: None, reserve_percent, reserve_bytes };
+            request.check().map_err(|error| error.to_string())
+        };
+        assert_eq!(check(Some(90), None), Ok(()));
+        assert_eq!(check(None, Some(u64::MAX)), Ok(()));
+        assert!(check(Some(91), None).unwrap_err().contains("give 90% or less"));
+        assert!(check(Some(1), Some(1)).unwrap_err().contains("not both"));
+    }
+
+    #[test]
+    fn weights_are_bounded() {
+        let check = |weight| RuleRequest { weight: Some(weight), ..RuleRequest::default() }.check();
+        assert!(check(1).is_ok() && check(10_000).is_ok());
+        assert!(check(0).is_err() && check(10_001).is_err());
+    }
+}

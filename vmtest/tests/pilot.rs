@@ -1,0 +1,158 @@
+//! The pilot on a real VM: what it takes, what it gives back, and that nothing is lost by it.
+//!
+//! The host is never made short of memory: a reserve of nearly all of it stands for that.
+
+use ebb_api::{PilotDecision, PilotStatus};
+use vmtest::{Guest, Host, Vm, until, until_or};
+
+const MIB: u64 = 1 << 20;
+/// Tasks that wait for memory do not count, as other tests cause some.
+const NO_STALLS: (&str, &str) = ("EBB_PRESSURE_STALL", "0");
+
+fn host() -> Host {
+    let host = Host::new();
+    host.set(NO_STALLS.0, NO_STALLS.1);
+    host
+}
+
+fn run(host: &Host) -> Vm {
+    let vm = host.run(Guest::debian("6.1-cloud").memory("512M").cpus(1));
+    vm.wait_trusted();
+    vm
+}
+
+fn pilot(host: &Host) -> PilotStatus {
+    serde_json::from_str(&host.ebb("pilot --json").ok()).expect("a status")
+}
+
+/// Waits for a decision that was carried out, and returns it.
+fn wait_done(host: &Host, what: &str, why: &str) -> PilotDecision {
+    let wanted = || {
+        let is_wanted = |decision: &PilotDecision| {
+            let outcome = decision.outcome.as_deref().unwrap_or_default();
+            let is_done = outcome == "done" || outcome.starts_with("reclaimed");
+            is_done && decision.action.starts_with(what) && decision.why.contains(why)
+        };
+        pilot(host).decisions.into_iter().find(is_wanted)
+    };
+    until_or(wanted).unwrap_or_else(|| panic!("{what}, {why}: {}", host.ebb("pilot").ok()))
+}
+
+/// Waits until so much content is evicted.
+fn wait_evicted(vm: &Vm, bytes: u64) {
+    let evicted = || {
+        let limit = vm.status().limit;
+        limit.saved_bytes + limit.on_disk_bytes
+    };
+    until_or(|| (evicted() >= bytes).then_some(()))
+        .unwrap_or_else(|| panic!("{} evicted: {}", evicted(), vm.host().ebb("pilot").ok()));
+}
+
+#[test]
+fn the_pilot_takes_what_is_not_used_and_gives_back_what_is_missed() {
+    let host = host();
+    let vm = run(&host);
+    vm.guest("fill freed 200M");
+    vm.guest("free freed");
+    vm.guest("fill kept 100M");
+    vm.ebb("rule --class batch").ok();
+    host.ebb("pilot on --reserve 90%").ok();
+    let reclaimed = wait_done(&host, "reclaim ", " free, keeps 0 B");
+    assert!(reclaimed.action.ends_with(" of free memory"), "{reclaimed:?}");
+    wait_done(&host, "limit none -> ", "what it uses least");
+    wait_evicted(&vm, 40 * MIB);
+    let status = vm.status();
+    assert!(status.resident_bytes < 300 * MIB, "{}", status.resident_bytes);
+
+    // The guest misses what was evicted within the last seconds.
+    assert_eq!(vm.guest("check kept"), "0");
+    wait_done(&host, "limit ", "of evicted memory came back within seconds");
+    let text = host.ebb("pilot").ok();
+    assert!(text.contains("  pilot         on\n") && text.contains(" batch "), "{text}");
+
+    host.ebb("pilot off").ok();
+    until("no limit", || vm.status().limit.bytes.is_none().then_some(()));
+    assert_eq!(vm.guest("check kept"), "0");
+}
+
+#[test]
+fn the_pilot_outlives_all_processes() {
+    let host = host();
+    let vm = run(&host);
+    vm.guest("fill kept 150M");
+    host.ebb("pilot on --reserve 90%").ok();
+    wait_done(&host, "limit none -> ", "what it uses least");
+    wait_evicted(&vm, 10 * MIB);
+    host.kill9();
+    host.start();
+    let again = wait_done(&host, "limit ", "the host is ");
+    assert!(!again.action.starts_with("limit none"), "the limit is on record: {again:?}");
+    assert_eq!(vm.guest("check kept"), "0");
+}
+
+#[test]
+fn what_an_operator_has_set_is_left_alone() {
+    let host = host();
+    let (held, limited, free) = (run(&host), run(&host), run(&host));
+    held.guest("fill freed 200M");
+    held.guest("free freed");
+    held.ebb("rule --hold on").ok();
+    limited.ebb("limit 400M").ok();
+    let before = held.host_bytes();
+    host.ebb("pilot on --reserve 90%").ok();
+    wait_done(&host, "limit none -> ", "what it uses least");
+    let status = pilot(&host);
+    let limits = status.decisions.iter().filter(|decision| {
+        decision.action.starts_with("limit") && decision.outcome.as_deref() == Some("done")
+    });
+    assert!(limits.into_iter().all(|decision| decision.vm.as_str() == free.name()), "{status:?}");
+    assert!(held.host_bytes() >= before, "it is held");
+    assert_eq!(limited.status().limit.bytes, Some(400 * MIB));
+    let of = |vm: &Vm| status.vms.iter().find(|seen| seen.name.as_str() == vm.name()).unwrap();
+    assert!(of(&limited).left_alone.as_ref().unwrap().contains("ebb limit has set its limit"));
+    // A limit that is set while the pilot has one is the operator's from then on.
+    free.ebb("limit 450M").ok();
+    let left_alone = || {
+        let status = pilot(&host);
+        let seen = status.vms.iter().find(|seen| seen.name.as_str() == free.name())?;
+        seen.left_alone.clone().filter(|_| seen.limit_bytes.is_none())
+    };
+    until("the pilot to leave it alone", left_alone);
+    host.ebb("pilot off").ok();
+    held.ebb("rule --hold off").ok();
+    assert_eq!(free.status().limit.bytes, Some(450 * MIB));
+}
+
+#[test]
+fn a_dry_run_changes_nothing() {
+    let host = host();
+    let vm = run(&host);
+    vm.guest("fill freed 200M");
+    vm.guest("free freed");
+    let before = vm.host_bytes();
+    host.ebb("pilot dry-run --reserve 90%").ok();
+    until("both kinds of decisions", || (pilot(&host).decisions.len() >= 2).then_some(()));
+    let text = host.ebb("pilot").ok();
+    assert!(text.contains("dry run") && text.contains(": not done: dry run"), "{text}");
+    assert!(vm.host_bytes() >= before && vm.status().limit.bytes.is_none());
+}
+
+#[test]
+fn bad_input_is_refused_in_one_line() {
+    let host = host();
+    let _vm = run(&host);
+    for (line, why) in [
+        ("pilot maybe", "is not one of on, off, dry-run"),
+        ("pilot on --reserve 91%", "give 90% or less"),
+        ("pilot on --reserve 900T", "more than nine tenths"),
+        ("rule nobody --class batch", "there is no VM nobody"),
+        ("rule vm0 --class fast", "is not one of batch, normal, latency"),
+        ("rule vm0 --weight 0", "give 1 to 10000"),
+        ("rule vm0 --min 2G --max 1G", "is above the maximum of 1 GiB"),
+    ] {
+        let refused = host.ebb(line).refused();
+        assert!(refused.contains(why), "{line}: {refused}");
+    }
+    let status = pilot(&host);
+    assert_eq!(status.mode, ebb_api::PilotMode::Off);
+}
