@@ -70,6 +70,13 @@ fn the_pilot_takes_what_is_not_used_and_gives_back_what_is_missed() {
     let text = host.ebb("pilot").ok();
     assert!(text.contains("  pilot         on\n") && text.contains(" batch "), "{text}");
 
+    // The policy decides the like from what was recorded.
+    let trace = host.directory().join("trace");
+    let recorded = host.ebb(&format!("record {} --for 3s", trace.display())).ok();
+    assert!(recorded.contains(" looks"), "{recorded}");
+    let simulated = host.ebb(&format!("simulate {} --reserve 90%", trace.display())).ok();
+    assert!(simulated.contains(&format!("{}: limit ", vm.name())), "{simulated}");
+
     host.ebb("pilot off").ok();
     until("no limit", || vm.status().limit.bytes.is_none().then_some(()));
     assert_eq!(vm.guest("check kept"), "0");

@@ -170,6 +170,27 @@ pub enum Command {
         #[arg(long, value_name = "on|off")]
         hold: Option<Switch>,
     },
+    /// Write down what the pilot sees, a line of JSON a second, until Ctrl-C
+    Record {
+        /// The file to make
+        file: PathBuf,
+        /// End after this time
+        #[arg(long = "for", value_name = "TIME")]
+        time: Option<Interval>,
+    },
+    /// Show what the pilot would have decided in a recorded trace
+    Simulate {
+        /// A file of `ebb record`
+        file: PathBuf,
+        /// The host's reserve: a size, or a part of its memory
+        #[arg(
+            long,
+            value_name = "SIZE|PERCENT%",
+            default_value = "10%",
+            allow_negative_numbers = true
+        )]
+        reserve: Below,
+    },
     /// Measure for some seconds how fast this host's tiers are, and keep the result
     Calibrate {
         #[command(flatten)]
@@ -352,6 +373,7 @@ impl Command {
             | Command::Pilot { mode: Some(_), .. }
             | Command::Pilot { reserve: Some(_), .. }
             | Command::Calibrate { .. }
+            | Command::Simulate { .. }
             | Command::Doctor { .. }
             | Command::Completions { .. }
             | Command::Man { .. }

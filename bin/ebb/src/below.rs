@@ -27,6 +27,15 @@ impl Below {
     }
 }
 
+impl From<Below> for ebb_policy::pressure::Below {
+    fn from(below: Below) -> ebb_policy::pressure::Below {
+        match below {
+            Below::Percent(percent) => ebb_policy::pressure::Below::Percent(percent),
+            Below::Size(size) => ebb_policy::pressure::Below::Bytes(size.0),
+        }
+    }
+}
+
 impl FromStr for Below {
     type Err = String;
 

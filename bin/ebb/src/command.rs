@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{env, fs, path, thread};
 
 use anyhow::{Context, bail};
@@ -13,19 +13,22 @@ use serde::de::DeserializeOwned;
 
 use ebb_api::{
     AttachRequest, AutoRequest, AutoStatus, Calibration, DetachReport, DiskRequest, EvictReport,
-    EvictRequest, HeatReport, HeatRequest, LimitRequest, LimitStatus, PilotRequest, PilotStatus,
-    PoolRequest, PoolStatus, ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest,
-    RuleRequest, RunRequest, ShareRequest, SizeState, VmStatus, VmSummary, route,
+    EvictRequest, HeatReport, HeatRequest, LimitRequest, LimitStatus, PilotRequest, PilotSight,
+    PilotStatus, PoolRequest, PoolStatus, ReclaimReport, ReclaimRequest, ResizeReport,
+    ResizeRequest, RuleRequest, RunRequest, ShareRequest, SizeState, VmStatus, VmSummary, route,
 };
 use ebb_units::Bytes;
 
 use crate::args::{Args, Attach, Auto, Begins, Command, Run, SizeOrOff, Switch, Vm};
 use crate::below::Below;
+use crate::interval::Interval;
 use crate::progress::{self, Progress};
-use crate::{Outcome, client, daemon, doctor, heat, interrupt, manual, show};
+use crate::{Outcome, client, daemon, doctor, heat, interrupt, manual, show, trace};
 
 /// Time from one question to the daemon about its progress to the next.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+/// The pilot looks each second.
+const RECORD_EVERY: Duration = Duration::from_millis(500);
 
 /// Does what the command line says, and returns the text to print.
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
@@ -65,6 +68,10 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
             let (min_bytes, max_bytes) = (bytes(min), bytes(max));
             let hold = hold.map(|hold| hold == Switch::On);
             host.rule(&vm, &RuleRequest { class, min_bytes, max_bytes, weight, hold })?
+        }
+        Command::Record { file, time } => host.record(&file, time)?,
+        Command::Simulate { file, reserve } => {
+            show::simulated(&trace::simulate(&file, reserve.into())?)
         }
         Command::Calibrate { output } => host.calibrate(output.json)?,
         Command::Evict { vm, bytes } => host.evict(&vm, bytes)?,
@@ -277,6 +284,18 @@ impl Host {
         let path = route::of_vm(route::RULE, &vm.name);
         let status: PilotStatus = self.send(Method::PUT, &path, request)?;
         render(&status, vm.output.json, show::pilot)
+    }
+
+    fn record(&self, file: &Path, time: Option<Interval>) -> anyhow::Result<String> {
+        let first: PilotSight = self.ask(Method::GET, route::PILOT_SIGHT)?;
+        let mut writer = trace::Writer::new(file)?;
+        writer.add(&first)?;
+        let until = time.map(|time| Instant::now() + Duration::from_millis(time.ms));
+        while until.is_none_or(|until| Instant::now() < until) {
+            thread::sleep(RECORD_EVERY);
+            writer.add(&self.ask(Method::GET, route::PILOT_SIGHT)?)?;
+        }
+        Ok(format!("{}: {} looks\n", file.display(), writer.looks))
     }
 
     fn calibrate(&self, json: bool) -> anyhow::Result<String> {

@@ -14,6 +14,7 @@ mod interval;
 mod manual;
 mod progress;
 mod show;
+mod trace;
 
 use std::io::{self, Write};
 use std::process::ExitCode;

@@ -20,7 +20,7 @@ use crate::interval::readable;
 pub use brief::brief;
 pub use limit::{evicted, limit};
 pub use list::list;
-pub use pilot::pilot;
+pub use pilot::{pilot, simulated};
 pub use reclaim::{auto, reclaimed};
 pub use size::{resized, resizing};
 pub use tier::{calibration, monitoring, pool, tier};

@@ -31,8 +31,8 @@ pub use heat::{DegreeBytes, HeatBlock, HeatFigures, HeatRegion, HeatReport, Heat
 pub use name::{NAME_LEN_MAX, NameError, VmName};
 pub use openapi::{document, document_text};
 pub use pilot::{
-    PilotDecision, PilotRequest, PilotStatus, PilotVm, RESERVE_PERCENT_DEFAULT,
-    RESERVE_PERCENT_MAX, RuleRequest, WEIGHT_MAX,
+    PilotDecision, PilotRequest, PilotSight, PilotStatus, PilotVm, RESERVE_PERCENT_DEFAULT,
+    RESERVE_PERCENT_MAX, RuleRequest, SeenBound, SeenVm, WEIGHT_MAX,
 };
 pub use pool::{
     LOWER_PERCENT_DEFAULT, PoolMember, PoolRequest, PoolStatus, ShareRequest,

@@ -35,6 +35,7 @@ pub fn document_text() -> Result<String, serde_json::Error> {
         v1::pool,
         v1::set_pilot,
         v1::pilot,
+        v1::pilot_sight,
         v1::rule,
         v1::calibrate,
         v1::calibration,
@@ -50,9 +51,9 @@ mod v1 {
     use crate::{
         ApiErrorBody, AttachRequest, AutoRequest, AutoStatus, Calibration, DetachReport,
         EvictReport, EvictRequest, HeatReport, HeatRequest, LimitRequest, LimitStatus,
-        PilotRequest, PilotStatus, PoolRequest, PoolStatus, ReclaimReport, ReclaimRequest,
-        ResizeReport, ResizeRequest, RuleRequest, RunRequest, ShareRequest, StatusQuery, Version,
-        VmStatus, VmSummary, route,
+        PilotRequest, PilotSight, PilotStatus, PoolRequest, PoolStatus, ReclaimReport,
+        ReclaimRequest, ResizeReport, ResizeRequest, RuleRequest, RunRequest, ShareRequest,
+        StatusQuery, Version, VmStatus, VmSummary, route,
     };
 
     const NO_ROOM: &str = "There is no room for the record; nothing was changed.";
@@ -271,6 +272,13 @@ mod v1 {
     #[utoipa::path(get, path = route::PILOT, responses((status = 200, body = PilotStatus)))]
     fn pilot() {}
 
+    /// What the pilot saw in its last look.
+    #[utoipa::path(get, path = route::PILOT_SIGHT, responses(
+        (status = 200, body = PilotSight),
+        (status = 422, body = ApiErrorBody, description = "The pilot is off."),
+    ))]
+    fn pilot_sight() {}
+
     /// Change the pilot's rule for a VM. It holds for later VMs of this name, too.
     #[utoipa::path(put, path = route::RULE, request_body = RuleRequest,
         params(("name" = String, Path, description = "The VM's name.")),
@@ -327,6 +335,7 @@ mod tests {
             route::SHARE,
             route::POOL,
             route::PILOT,
+            route::PILOT_SIGHT,
             route::RULE,
             route::CALIBRATION,
             route::OPENAPI,

@@ -141,6 +141,72 @@ pub struct PilotDecision {
     pub outcome: Option<String>,
 }
 
+/// What the pilot saw in one look. A trace has one of these in each line.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PilotSight {
+    /// Time of the look, in milliseconds since any fixed moment.
+    pub at_ms: u64,
+    /// The host's memory, and then that of control groups that bound the VMs further.
+    pub bounds: Vec<SeenBound>,
+    /// In how many thousandths of the time some task of the host waited for memory; null: the
+    /// kernel does not tell.
+    pub stall_permille: Option<u32>,
+    /// The VMs.
+    pub vms: Vec<SeenVm>,
+}
+
+/// A bound of memory, as the pilot saw it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SeenBound {
+    /// Whose it is.
+    pub name: String,
+    /// All of it.
+    pub total_bytes: u64,
+    /// What is left of it.
+    pub available_bytes: u64,
+}
+
+/// A VM, as the pilot saw it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SeenVm {
+    /// The VM's name.
+    #[schema(value_type = String)]
+    pub name: VmName,
+    /// How much its speed matters.
+    pub class: VmClass,
+    /// Its weight among VMs of its class.
+    pub weight: u32,
+    /// Resident memory below which nothing in use is taken; null: what its guest needs to live.
+    pub min_bytes: Option<u64>,
+    /// Most resident memory; null: all of its memory.
+    pub max_bytes: Option<u64>,
+    /// Whether the pilot leaves it as it is.
+    pub hold: bool,
+    /// All of its memory.
+    pub memory_bytes: u64,
+    /// Host memory that it takes.
+    pub resident_bytes: u64,
+    /// Resident memory without which its guest does not live.
+    pub floor_bytes: u64,
+    /// The limit that the pilot has given it; null: none.
+    pub limit_bytes: Option<u64>,
+    /// Free memory of its guest that is resident at least.
+    pub spare_bytes: u64,
+    /// What it works with; null: not known.
+    pub working_bytes: Option<u64>,
+    /// Evicted memory that came back within 30 s, in all.
+    pub refaulted_bytes: u64,
+    /// Whether its guest waits for room below the limit.
+    pub waits: bool,
+    /// Whether free memory can be reclaimed from it now.
+    pub may_reclaim: bool,
+    /// Whether it can have a limit now.
+    pub may_limit: bool,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

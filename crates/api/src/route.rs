@@ -38,6 +38,8 @@ pub const SHARE: &str = "/v1/vms/{name}/share";
 pub const POOL: &str = "/v1/pool";
 /// PUT [`crate::PilotRequest`], GET: [`crate::PilotStatus`].
 pub const PILOT: &str = "/v1/pilot";
+/// GET: [`crate::PilotSight`].
+pub const PILOT_SIGHT: &str = "/v1/pilot/sight";
 /// PUT [`crate::RuleRequest`]: [`crate::PilotStatus`].
 pub const RULE: &str = "/v1/vms/{name}/rule";
 /// POST, GET: [`crate::Calibration`].

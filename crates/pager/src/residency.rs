@@ -132,15 +132,20 @@ impl Residency {
         &self.dead
     }
 
-    /// Counts a frame whose content is read back because the frame was touched. The touch showed
-    /// that so many frames (`hits`) were of use that were read ahead. They went when this one did.
-    pub(crate) fn count_refill(&self, gfn: Gfn, hits: u64) {
-        let counters = self.frames.counters();
-        add(&counters.refilled_frames, 1);
-        add(&counters.ahead_hit_frames, hits);
-        if self.refaults.came(gfn) {
-            add(&counters.refaulted_frames, 1 + hits);
-        }
+    /// Counts a frame whose content is read back because the frame was touched. Called while the
+    /// frame is not resident yet. Returns whether it was evicted seconds before.
+    pub(crate) fn count_refill(&self, gfn: Gfn) -> bool {
+        let is_soon = self.refaults.came(gfn);
+        add(&self.frames.counters().refilled_frames, 1);
+        add(&self.frames.counters().refaulted_frames, u64::from(is_soon));
+        is_soon
+    }
+
+    /// Counts frames that were read ahead, and that a touch showed to be of use. They went when the
+    /// touched frame did: seconds before, if `is_soon`.
+    pub(crate) fn count_hits(&self, hits: u64, is_soon: bool) {
+        add(&self.frames.counters().ahead_hit_frames, hits);
+        add(&self.frames.counters().refaulted_frames, if is_soon { hits } else { 0 });
     }
 
     /// The key of content digests.

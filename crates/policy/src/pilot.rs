@@ -21,9 +21,10 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use self::budget::Budget;
 use self::ladder::Round;
 use self::stage::StageWatch;
 use self::state::VmState;
@@ -51,15 +52,18 @@ impl Pilot {
         host: &HostMemory,
         vms: &[VmSight],
     ) -> Vec<Decision> {
-        let names: BTreeSet<&str> = vms.iter().map(|vm| vm.name.as_str()).collect();
-        self.vms.retain(|name, _| names.contains(name.as_str()));
+        // A VM that is slow to publish figures is still the same one.
+        self.vms.retain(|_, state| !state.is_old(now));
         let stage = self.stage.look(now, rule, host);
-        let mut round = Round::new(now, rule, (host, vms), stage);
-        for vm in vms {
+        let coming_bytes = vms.iter().map(|vm| {
             let state = self.vms.entry(vm.name.clone()).or_default();
             state.note(vm, now);
-            round.relieve(vm, state);
-        }
+            i128::from(state.coming_bytes(now))
+        });
+        let coming_bytes = coming_bytes.sum();
+        let budget = Budget::new(rule, (host, vms), coming_bytes, stage);
+        let mut round = Round::new(now, host, stage, budget);
+        round.relieve_all(vms, &mut self.vms);
         match stage {
             Stage::Ample => round.give(vms, &mut self.vms),
             _ => round.take(vms, &mut self.vms),

@@ -156,7 +156,8 @@ impl HostPressure {
 }
 
 impl HostMemory {
-    pub(crate) fn bounds(&self) -> impl Iterator<Item = &Budget> {
+    /// The host's own memory, and that of control groups.
+    pub fn bounds(&self) -> impl Iterator<Item = &Budget> {
         iter::once(&self.host).chain(&self.groups)
     }
 

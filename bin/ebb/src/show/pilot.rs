@@ -7,6 +7,7 @@ use ebb_api::{PilotDecision, PilotMode, PilotStatus, PilotVm};
 use ebb_units::Bytes;
 
 use super::{known, limit_or_none, row, table};
+use crate::trace::Simulated;
 
 /// Returns the pilot's settings, the host, a line for each VM, and the last decisions.
 pub fn pilot(pilot: &PilotStatus) -> String {
@@ -72,6 +73,18 @@ fn decision(decision: &PilotDecision) -> String {
     let outcome = decision.outcome.as_deref().unwrap_or("under way");
     let PilotDecision { vm, action, why, .. } = decision;
     row(&format!("{age} s ago"), format!("{vm}: {action} ({why}): {outcome}"))
+}
+
+/// Returns a line for each decision of a replayed trace.
+pub fn simulated(all: &[Simulated]) -> String {
+    if all.is_empty() {
+        return "the pilot would have done nothing\n".into();
+    }
+    let line = |one: &Simulated| {
+        let seconds = one.at_ms as f64 / 1000.0;
+        format!("{seconds:8.1} s  {:<9}{}\n", one.stage.to_string(), one.decision)
+    };
+    all.iter().map(line).collect()
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 mod act;
 mod record;
+mod sight;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -12,18 +13,17 @@ use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ebb_api::{PilotMode, VmName, VmStatus};
+use ebb_api::{PilotMode, PilotSight, VmName};
 use ebb_policy::pilot::{Decision, HostRule, Pilot, Stage, VmRule, VmSight};
 use ebb_policy::pressure::HostMemory;
 
 use self::act::{Act, Acts};
 use super::apart::apart;
 use super::registry::Daemon;
-use crate::model::piloted::Piloted;
 use crate::system::host_memory::HostReader;
 
 pub use self::record::PilotRecord;
-pub use self::status::{rule, set, status};
+pub use self::status::{last_sight, rule, set, status};
 
 /// Interval between two looks.
 const EVERY: Duration = Duration::from_secs(1);
@@ -39,10 +39,18 @@ pub struct PilotState(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
-    /// The host at the last look; none: the pilot is off, or has not looked yet.
-    host: Option<(Stage, String)>,
+    /// The last look; none: the pilot is off, or has not looked yet.
+    last: Option<Looked>,
     decisions: VecDeque<Noted>,
     count: u64,
+}
+
+/// What a look saw.
+struct Looked {
+    stage: Stage,
+    /// The host's figures.
+    host: String,
+    sight: PilotSight,
 }
 
 /// A decision on record.
@@ -61,8 +69,8 @@ impl PilotState {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn saw(&self, host: Option<(Stage, String)>) {
-        self.known().host = host;
+    fn saw(&self, looked: Option<Looked>) {
+        self.known().last = looked;
     }
 
     /// Puts a decision on record. Returns its number; none: a dry run has noted the like.
@@ -151,11 +159,17 @@ impl Keeper {
         let rule = HostRule { reserve: settings.reserve(), stall_permille };
         let memory = self.read().await?;
         let sights = self.sights(|name| settings.rule(name));
-        let decisions = self.pilot.look(self.began.elapsed(), rule, &memory, &sights);
+        let now = self.began.elapsed();
+        let decisions = self.pilot.look(now, rule, &memory, &sights);
         self.tell_stage(&memory);
-        self.daemon.pilot().saw(Some((self.stage, memory.to_string())));
+        let sight = sight::for_clients(now, &memory, &sights);
+        let (stage, host) = (self.stage, memory.to_string());
+        self.daemon.pilot().saw(Some(Looked { stage, host, sight }));
         for decision in decisions {
             self.carry_out(decision, settings.mode);
+        }
+        if settings.mode == PilotMode::DryRun {
+            self.lift();
         }
         Ok(())
     }
@@ -179,11 +193,11 @@ impl Keeper {
         let each = self.daemon.listings().into_iter();
         let each = each.filter_map(|(name, listing)| Some((name, listing.piloted()?)));
         each.map(|(name, (status, piloted))| {
-            let sight = sight(&name, &status, &piloted, rule(&name));
+            let sight = sight::of(&name, &status, &piloted, rule(&name));
             let in_vain_bytes = self.acts.in_vain_bytes(&name);
             let spare_bytes = sight.spare_bytes.saturating_sub(in_vain_bytes);
             let sight = VmSight { spare_bytes, ..sight };
-            match self.acts.is_busy(&name) {
+            match self.acts.is_busy(&name) || self.acts.has_failed(&name) {
                 true => VmSight { may_reclaim: false, may_limit: false, ..sight },
                 false => sight,
             }
@@ -209,7 +223,7 @@ impl Keeper {
         }
     }
 
-    /// Lifts the limits that the pilot has set: it is off.
+    /// Lifts the limits that the pilot has set: it acts no more.
     fn lift(&mut self) {
         let limited = self.daemon.listings().into_iter().filter_map(|(name, listing)| {
             let (_, piloted) = listing.piloted()?;
@@ -217,29 +231,9 @@ impl Keeper {
         });
         let limited: BTreeMap<VmName, u64> = limited.collect();
         for (name, limit) in limited {
-            if !self.acts.is_busy(&name) {
+            if !self.acts.is_busy(&name) && !self.acts.has_failed(&name) {
                 self.acts.begin(&self.daemon, Act::lift(self.daemon.pilot(), &name, limit));
             }
         }
-    }
-}
-
-/// A VM as the policy sees it.
-fn sight(name: &VmName, status: &VmStatus, piloted: &Piloted, rule: VmRule) -> VmSight {
-    let non_resident = piloted.memory_bytes.saturating_sub(status.resident_bytes);
-    let free = status.guest_free_bytes.unwrap_or(0);
-    VmSight {
-        name: name.to_string(),
-        rule,
-        memory_bytes: piloted.memory_bytes,
-        resident_bytes: piloted.taken_bytes,
-        floor_bytes: piloted.floor_bytes,
-        limit_bytes: piloted.limit_bytes,
-        spare_bytes: free.saturating_sub(non_resident),
-        working_bytes: piloted.working_bytes,
-        refaulted_bytes: status.limit.refaulted_total_bytes,
-        waits: status.limit.waits,
-        may_reclaim: status.guest.trusted && status.reach.may_take != ebb_api::MayTake::Nothing,
-        may_limit: piloted.left_alone.is_none(),
     }
 }

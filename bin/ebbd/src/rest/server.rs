@@ -8,8 +8,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post, put};
 use axum::{Json, Router};
 use ebb_api::{
-    AttachRequest, Calibration, PilotRequest, PilotStatus, PoolRequest, PoolStatus, RuleRequest,
-    RunRequest, ShareRequest, Version, VmName, VmSummary, route,
+    AttachRequest, Calibration, PilotRequest, PilotSight, PilotStatus, PoolRequest, PoolStatus,
+    RuleRequest, RunRequest, ShareRequest, Version, VmName, VmSummary, route,
 };
 
 use crate::host::registry::Daemon;
@@ -29,6 +29,7 @@ pub fn router(daemon: Daemon) -> Router {
         .route(route::SHARE, put(share))
         .route(route::POOL, get(show_pool).put(set_pool))
         .route(route::PILOT, get(show_pilot).put(set_pilot))
+        .route(route::PILOT_SIGHT, get(pilot_sight))
         .route(route::RULE, put(set_rule))
         .route(route::CALIBRATION, get(calibration).post(calibrate))
         .route(route::OPENAPI, get(|| async { Json(ebb_api::document()) }));
@@ -119,6 +120,10 @@ async fn set_pilot(
 
 async fn show_pilot(State(daemon): DaemonState) -> Json<PilotStatus> {
     Json(pilot::status(&daemon))
+}
+
+async fn pilot_sight(State(daemon): DaemonState) -> Answer<Json<PilotSight>> {
+    pilot::last_sight(&daemon).map(Json)
 }
 
 async fn set_rule(

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use ebb_api::{AutoRequest, AutoStatus, Backing, Mechanism, ReclaimReport};
-use ebb_units::Bytes;
+use ebb_units::{Bytes, Gfn};
 
 use self::trigger::Trigger;
 use self::vprobe::VProbe;
@@ -25,6 +25,9 @@ use crate::system::cgroup::VmGroups;
 use crate::system::host_facts;
 
 pub use self::vprobe::Pass;
+
+/// Order of the largest block of a buddy allocator.
+const LARGEST_ORDER: u8 = 10;
 
 /// The controller of one VM's reclaim.
 pub struct Reclaim {
@@ -137,8 +140,13 @@ impl Reclaim {
         let Ok(kernel) = cx.guest.kernel() else { return };
         let view = cx.pager.view();
         for block in cx.restored.try_iter() {
-            let now = kernel.free_blocks().heads(&view)(block.head);
-            let is_used = now.is_none_or(|now| now.order < block.order);
+            // It may be a part of a larger free block by now.
+            let mut look = kernel.free_blocks().heads(&view);
+            let mut is_free_at = |order: u8| {
+                let head = Gfn(block.head.0 >> order << order);
+                look(head).is_some_and(|now| now.order >= order)
+            };
+            let is_used = !(block.order..=LARGEST_ORDER).any(&mut is_free_at);
             if !is_used {
                 cx.pager.counters().spurious.fetch_add(1, Relaxed);
             }

@@ -2,10 +2,12 @@
 
 use super::rule::{Class, HostRule};
 use super::sight::VmSight;
+use super::stage::Stage;
 use crate::pressure::{Budget as Bound, HostMemory};
 
-/// What is to be available beyond a stage's border, as a part of it, so that the stage ends.
-const GOAL_PART: i128 = 8;
+/// What is to be available beyond a stage's border, in sixteenths of it. The stage ends at two of
+/// them, so that it ends although the last step is too small to be taken.
+const GOAL_SIXTEENTHS: i128 = 3;
 /// VMs get this part of what the host has too much in a second.
 const SURPLUS_PART: i128 = 8;
 /// Batch VMs that miss memory get this part of what is beyond the reserve in a second.
@@ -15,43 +17,45 @@ const GIVE_LEAST_BYTES: u64 = 16 << 20;
 
 /// Bytes, as they are while a look decides.
 pub(super) struct Budget {
-    /// Available now, and what VMs are about to give: they are above their limits.
+    /// Available now, and what VMs are about to give.
     available: i128,
     reserve: i128,
     /// Taken in this look.
     taken: i128,
     /// Given to VMs in this look that missed memory.
     given: i128,
-    /// What batch VMs and normal VMs could give at most.
-    batch_warm: i128,
-    normal_warm: i128,
+    /// What the ladder takes from batch VMs in a second, while the host's stage is critical.
+    lent: i128,
 }
 
 impl Budget {
-    pub fn new(rule: HostRule, host: &HostMemory, vms: &[VmSight]) -> Budget {
+    /// `coming_bytes`: what VMs are about to give.
+    pub fn new(
+        rule: HostRule,
+        (host, vms): (&HostMemory, &[VmSight]),
+        coming_bytes: i128,
+        stage: Stage,
+    ) -> Budget {
         let reserve_of = |bound: &Bound| i128::from(rule.reserve.of(bound.total_bytes));
         let beyond = |bound: &Bound| i128::from(bound.available_bytes) - 2 * reserve_of(bound);
         let tightest = host.bounds().min_by_key(|bound| beyond(bound)).unwrap_or(&host.host);
-        let coming = |vm: &VmSight| {
-            vm.limit_bytes.map_or(0, |limit| vm.resident_bytes.saturating_sub(limit))
-        };
-        let coming: i128 = vms.iter().map(|vm| i128::from(coming(vm))).sum();
-        let warm = |class| {
-            let of_class = vms.iter().filter(|vm| vm.rule.class == class && vm.may_give());
-            of_class.map(|vm| i128::from(vm.warm_bytes())).sum()
+        let gives = |vm: &&VmSight| vm.rule.class == Class::Batch && vm.may_give();
+        let warm = |vm: &VmSight| vm.warm_bytes().min(vm.memory_bytes / stage.rate_part());
+        let lent = match stage {
+            Stage::Critical => vms.iter().filter(gives).map(|vm| i128::from(warm(vm))).sum(),
+            _ => 0,
         };
         Budget {
-            available: i128::from(tightest.available_bytes) + coming,
+            available: i128::from(tightest.available_bytes) + coming_bytes,
             reserve: reserve_of(tightest),
             taken: 0,
             given: 0,
-            batch_warm: warm(Class::Batch),
-            normal_warm: warm(Class::Normal),
+            lent,
         }
     }
 
     fn below(&self, border: i128) -> u64 {
-        let goal = border + border / GOAL_PART;
+        let goal = border + border * GOAL_SIXTEENTHS / 16;
         unsigned(goal - self.available - self.taken)
     }
 
@@ -73,24 +77,23 @@ impl Budget {
     /// What VMs may get in this second because the host has too much.
     pub fn to_give(&self) -> u64 {
         let border = 2 * self.reserve;
-        let surplus = self.available - border - border / GOAL_PART - self.given;
+        let surplus = self.available - border - border * GOAL_SIXTEENTHS / 16 - self.given;
         match unsigned(surplus) {
             0 => 0,
             surplus => unsigned(i128::from(surplus) / SURPLUS_PART).max(GIVE_LEAST_BYTES),
         }
     }
 
-    /// Returns how much a VM gets of what it misses. It may get what is beyond the reserve, of
-    /// which batch VMs get a part only, and what VMs of lower classes could give. A guest that
-    /// waits for room may get half of the reserve, too.
+    /// Returns how much a VM gets of what it misses. Half of the reserve stays. Batch VMs get a
+    /// part of what is beyond the reserve, unless their guest waits for room. Others also get what
+    /// batch VMs are about to lose.
     pub fn relieve(&mut self, vm: &VmSight, wanted: u64) -> u64 {
-        let room = self.available - self.reserve - self.given;
+        let left = self.available - self.given;
         let room = match vm.rule.class {
-            Class::Batch => room.max(0) / BATCH_PART,
-            Class::Normal => room + self.batch_warm,
-            Class::Latency => room + self.batch_warm + self.normal_warm,
+            Class::Batch if !vm.waits => (left - self.reserve) / BATCH_PART,
+            Class::Batch => left - self.reserve / 2,
+            Class::Normal | Class::Latency => left - self.reserve / 2 + self.lent,
         };
-        let room = if vm.waits { room + self.reserve / 2 } else { room };
         let bytes = wanted.min(unsigned(room));
         self.given += i128::from(bytes);
         bytes

@@ -20,7 +20,7 @@ use ebb_units::Bytes;
 
 use super::budget::Budget;
 use super::decision::{Action, Decision};
-use super::rule::{Class, HostRule, WEIGHT_DEFAULT};
+use super::rule::{Class, WEIGHT_DEFAULT};
 use super::sight::VmSight;
 use super::stage::Stage;
 use super::state::VmState;
@@ -55,53 +55,74 @@ enum Rung {
     Cold,
     Warm,
     Probe,
+    /// A probe of a VM of which nothing is known yet.
+    FirstProbe,
 }
 
+/// Whether a VM that matters less than a latency VM has more than it needs to live.
+fn is_lower_and_warm(vm: &VmSight) -> bool {
+    vm.rule.class < Class::Latency
+        && vm.may_give()
+        && vm.warm_bytes() > vm.memory_bytes / PROBE_PART
+}
+
+const LOWEST_FIRST: [Class; 3] = [Class::Batch, Class::Normal, Class::Latency];
+const HIGHEST_FIRST: [Class; 3] = [Class::Latency, Class::Normal, Class::Batch];
+
 impl<'a> Round<'a> {
-    pub fn new(
-        now: Duration,
-        rule: HostRule,
-        (host, vms): (&'a HostMemory, &[VmSight]),
-        stage: Stage,
-    ) -> Round<'a> {
-        let budget = Budget::new(rule, host, vms);
+    pub fn new(now: Duration, host: &'a HostMemory, stage: Stage, budget: Budget) -> Round<'a> {
         Round { now, host, stage, budget, has_lowered: false, decisions: Vec::new() }
     }
 
-    /// Raises the limit of a VM that misses its memory, and bounds one that has more than it may.
-    pub fn relieve(&mut self, vm: &VmSight, state: &mut VmState) {
-        if vm.rule.is_held || !vm.may_limit {
-            return;
+    /// Raises the limits of VMs that miss memory, and bounds those that have more than they may.
+    pub fn relieve_all(&mut self, vms: &[VmSight], states: &mut States) {
+        for class in HIGHEST_FIRST {
+            for vm in vms.iter().filter(|vm| vm.rule.class == class && vm.may_give()) {
+                if let Some(state) = states.get_mut(&vm.name) {
+                    self.relieve((vm, state));
+                }
+            }
         }
+    }
+
+    fn relieve(&mut self, (vm, state): Vm<'_>) {
+        state.judged();
         let most = vm.most_bytes();
         if most < vm.memory_bytes && vm.limit_bytes.is_none_or(|limit| limit > most) {
-            let why = format!("it may have {} at most", Bytes(most));
-            return self.limit((vm, state), Some(most), why);
+            let step = vm.memory_bytes / Stage::Short.rate_part();
+            let to = most.max(vm.has_bytes().saturating_sub(step));
+            return self.limit(
+                (vm, state),
+                Some(to),
+                format!("it may have {} at most", Bytes(most)),
+            );
         }
         let Some(limit) = vm.limit_bytes.filter(|_| state.misses_memory(vm)) else { return };
-        state.relieved(self.now);
         let wanted = state.relief_bytes(vm).min(most.saturating_sub(limit));
         let bytes = self.budget.relieve(vm, wanted);
-        let why = match state.refaulted_bytes() {
+        if bytes < vm.memory_bytes / STEP_PART {
+            return;
+        }
+        let why = match state.missed_bytes() {
             0 => "its guest waits for room".to_owned(),
             bytes => format!("{} of evicted memory came back within seconds", Bytes(bytes)),
         };
-        if bytes >= vm.memory_bytes / STEP_PART {
-            self.raise((vm, state), limit.saturating_add(bytes), why);
-        }
+        state.relieved(self.now);
+        self.raise((vm, state), limit.saturating_add(bytes), why);
     }
 
     /// Takes from VMs what the host lacks.
     pub fn take(&mut self, vms: &[VmSight], states: &mut States) {
         self.reclaim(vms, states);
-        const ORDER: [Class; 3] = [Class::Batch, Class::Normal, Class::Latency];
-        ORDER.into_iter().for_each(|class| self.lower(vms, states, (Rung::Cold, class)));
+        LOWEST_FIRST.into_iter().for_each(|class| self.lower(vms, states, (Rung::Cold, class)));
         if self.stage == Stage::Critical {
             self.lower(vms, states, (Rung::Warm, Class::Batch));
         }
-        // Others wait while there is memory that is known to be cold.
-        if !self.has_lowered {
-            ORDER.into_iter().for_each(|class| self.lower(vms, states, (Rung::Probe, class)));
+        // While there is memory that is known to be cold, only VMs of which nothing is known give.
+        let rung = if self.has_lowered { Rung::FirstProbe } else { Rung::Probe };
+        for class in LOWEST_FIRST {
+            let spares = class == Class::Latency && vms.iter().any(is_lower_and_warm);
+            self.lower(vms, states, (if spares { Rung::FirstProbe } else { rung }, class));
         }
     }
 
@@ -109,7 +130,7 @@ impl<'a> Round<'a> {
     pub fn give(&mut self, vms: &[VmSight], states: &mut States) {
         self.reclaim(vms, states);
         let mut left = self.budget.to_give();
-        for class in [Class::Latency, Class::Normal, Class::Batch] {
+        for class in HIGHEST_FIRST {
             for vm in vms.iter().filter(|vm| vm.rule.class == class) {
                 let state = states.get_mut(&vm.name).filter(|state| self.may_change(vm, state));
                 let (Some(limit), Some(state)) = (vm.limit_bytes, state) else { continue };
@@ -131,12 +152,11 @@ impl<'a> Round<'a> {
                 _ => 0,
             };
             let bytes = vm.spare_bytes.saturating_sub(kept);
-            let Some(state) = states.get_mut(&vm.name).filter(|_| bytes >= SPARE_LEAST_BYTES)
-            else {
-                continue;
-            };
-            if state.is_reclaim_due(self.now, self.stage.reclaim_every()) {
-                self.budget.take(bytes);
+            let Some(state) = states.get_mut(&vm.name) else { continue };
+            let is_due = state.is_reclaim_due(self.now, self.stage.reclaim_every());
+            if bytes >= SPARE_LEAST_BYTES && is_due && !state.is_decided(self.now) {
+                self.budget.take(state.reclaim(vm, bytes, self.now));
+                state.decided(self.now);
                 let (spare, kept) = (Bytes(vm.spare_bytes), Bytes(kept));
                 let why = format!("{spare} free, keeps {kept}; {}", self.host);
                 self.decide(vm, Action::Reclaim { bytes }, why);
@@ -184,9 +204,9 @@ impl<'a> Round<'a> {
     fn gives(&self, vm: &VmSight, state: &VmState, rung: Rung) -> u64 {
         let (bytes, part) = match (rung, state.working_bytes()) {
             (Rung::Cold, Some(working)) => (vm.cold_bytes(working), self.stage.rate_part()),
-            (Rung::Warm, Some(_)) => (u64::MAX, self.stage.rate_part()),
-            (Rung::Probe, _) => (u64::MAX, PROBE_PART),
-            (Rung::Cold | Rung::Warm, None) => (0, PROBE_PART),
+            (Rung::Warm, _) => (u64::MAX, self.stage.rate_part()),
+            (Rung::Probe, _) | (Rung::FirstProbe, None) => (u64::MAX, PROBE_PART),
+            (Rung::Cold, None) | (Rung::FirstProbe, Some(_)) => (0, PROBE_PART),
         };
         bytes.min(vm.warm_bytes()).min(vm.memory_bytes / part)
     }
@@ -200,31 +220,35 @@ impl<'a> Round<'a> {
         let which = match rung {
             Rung::Cold => "cold memory",
             Rung::Warm => "memory of a batch VM",
-            Rung::Probe => "what it uses least",
+            Rung::Probe | Rung::FirstProbe => "what it uses least",
         };
         format!("{which}: has {has}, {works}; the host is {}: {}", self.stage, self.host)
     }
 
-    /// Whether its limit may be changed, and was not changed in this look.
+    /// Whether its limit may be changed, and nothing was decided for it in this look.
     fn may_change(&self, vm: &VmSight, state: &VmState) -> bool {
-        vm.may_limit && !vm.rule.is_held && !state.has_changed(self.now)
+        vm.may_give() && !state.is_decided(self.now)
     }
 
     /// Whether its limit may be lowered now. A batch VM that misses memory has no rest while the
     /// host's stage is critical.
     fn may_lower(&self, vm: &VmSight, state: &VmState, rung: Rung) -> bool {
-        (rung == Rung::Warm || state.may_lower(self.now)) && self.may_change(vm, state)
+        let may_lower = match rung {
+            Rung::Warm => state.has_given(vm),
+            _ => state.may_lower(vm, self.now, self.stage == Stage::Critical),
+        };
+        may_lower && self.may_change(vm, state)
     }
 
     fn raise(&mut self, vm: Vm<'_>, to: u64, why: String) {
-        let to = to.min(vm.0.most_bytes());
+        let to = to.max(vm.0.least_bytes()).min(vm.0.most_bytes());
         let limit = (to < vm.0.memory_bytes).then_some(to);
         self.limit(vm, limit, why);
     }
 
     fn limit(&mut self, (vm, state): Vm<'_>, to: Option<u64>, why: String) {
         if to != vm.limit_bytes {
-            state.changed(self.now);
+            state.decided(self.now);
             self.decide(vm, Action::Limit { from: vm.limit_bytes, to }, why);
         }
     }

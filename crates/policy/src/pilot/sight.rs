@@ -48,6 +48,11 @@ impl VmSight {
         self.limit_bytes.unwrap_or(u64::MAX).min(self.resident_bytes)
     }
 
+    /// What it takes above its limit.
+    pub(super) fn excess_bytes(&self) -> u64 {
+        self.limit_bytes.map_or(0, |limit| self.resident_bytes.saturating_sub(limit))
+    }
+
     /// Whether its limit may be lowered at all.
     pub(super) fn may_give(&self) -> bool {
         self.may_limit && !self.rule.is_held

@@ -59,7 +59,8 @@ impl Stage {
         Duration::from_secs(match self {
             Stage::Ample => 10,
             Stage::Tight => 5,
-            _ => 1,
+            // In between, the limit may change: one thing is done at a time.
+            _ => 3,
         })
     }
 }
@@ -104,10 +105,14 @@ impl StageWatch {
 
 /// The stage by these figures. `margin_part`: borders lie this part higher; 0: as they are.
 fn stage_of(rule: HostRule, host: &HostMemory, margin_part: u64) -> Stage {
-    let wider = |bytes: u64| bytes.saturating_add(bytes.checked_div(margin_part).unwrap_or(0));
+    // At most half of the way to all memory, so that the stage can end.
+    let wider = |border: u64, budget: &Budget| {
+        let most = budget.total_bytes.saturating_sub(border) / 2;
+        border.saturating_add(border.checked_div(margin_part).unwrap_or(0).min(most))
+    };
     let of_budget = |budget: &Budget| {
         let reserve = rule.reserve.of(budget.total_bytes);
-        let is_below = |border: u64| budget.available_bytes < wider(border);
+        let is_below = |border: u64| budget.available_bytes < wider(border, budget);
         match () {
             () if is_below(reserve / 2) => Stage::Critical,
             () if is_below(reserve) => Stage::Short,
@@ -117,7 +122,7 @@ fn stage_of(rule: HostRule, host: &HostMemory, margin_part: u64) -> Stage {
     };
     let near = |budget: &Budget| {
         let reserve = rule.reserve.of(budget.total_bytes);
-        budget.available_bytes < wider(reserve.saturating_mul(STALL_TIMES))
+        budget.available_bytes < wider(reserve.saturating_mul(STALL_TIMES), budget)
     };
     let waits = match (host.stall_permille, rule.stall_permille) {
         // Borders that lie higher are reached by fewer waits.

@@ -8,50 +8,80 @@ use super::sight::VmSight;
 const REST_LEAST: Duration = Duration::from_secs(5);
 /// The longest such rest.
 const REST_MOST: Duration = Duration::from_secs(300);
+/// The longest rest while the host's stage is critical.
+const REST_CRITICAL: Duration = Duration::from_secs(30);
 /// What a VM works with counts as known for this long after it was seen: without a limit nobody
-/// sees it.
+/// sees it. A VM that is not seen for as long is forgotten.
 const KNOWN: Duration = Duration::from_secs(600);
 /// Memory that is missed within this time after the limit was lowered is missed because of that.
 const BLAME: Duration = Duration::from_secs(30);
-/// A limit is raised by so many times what came back in the last look.
+/// A VM above its limit is on its way down if it took less within this time.
+const PROGRESS: Duration = Duration::from_secs(5);
+/// A limit is raised by so many times what came back.
 const RELIEF_TIMES: u64 = 4;
 /// The least by which it is raised: this part of all memory.
 const RELIEF_PART: u64 = 50;
 const RELIEF_LEAST_BYTES: u64 = 16 << 20;
+/// A VM above its limit by more than this part of its memory has yet to give what was asked for.
+const EXCESS_PART: u64 = 64;
+/// A guest's word on its free memory counts if this part of it could be reclaimed the last time.
+const CREDIT_PART: u64 = 4;
 
 /// What is remembered of one VM.
 #[derive(Default)]
 pub(super) struct VmState {
-    /// Evicted memory that had come back by the last look, and since then.
-    refaulted: Option<(u64, u64)>,
+    /// When it was seen last.
+    seen: Duration,
+    /// Evicted memory that had come back by then, in all.
+    refaulted: Option<u64>,
+    /// What came back since the last look that could do something about it, and when that was.
+    missed: (u64, Duration),
+    /// Whether that look has been made.
+    is_judged: bool,
     /// What it works with, and when that was seen last.
     working: Option<(u64, Duration)>,
-    /// When the limit was lowered last.
+    /// What it takes above its limit, and when that became less.
+    excess: (u64, Duration),
+    /// When the limit was lowered last; `None`: that was blamed already, or long ago.
     lowered: Option<Duration>,
-    /// When the limit was changed last.
-    changed: Option<Duration>,
-    /// The limit is not lowered before.
-    rests_until: Duration,
+    /// When something was decided last.
+    decided: Option<Duration>,
+    /// When it was relieved last, and how long its limit rests.
+    relieved: Option<Duration>,
     rest: Duration,
-    /// When free memory was reclaimed last.
-    reclaimed: Option<Duration>,
+    /// When free memory was to be reclaimed last, how much, and what was resident then.
+    reclaimed: Option<(Duration, u64, u64)>,
 }
 
 impl VmState {
     /// Notes what is seen of the VM.
     pub fn note(&mut self, vm: &VmSight, now: Duration) {
-        let before = self.refaulted.map_or(vm.refaulted_bytes, |(total, _)| total);
+        if std::mem::take(&mut self.is_judged) {
+            self.missed = (0, self.seen);
+        }
         // The next process of a VM counts anew.
-        self.refaulted = Some((vm.refaulted_bytes, vm.refaulted_bytes.saturating_sub(before)));
+        let before = self.refaulted.replace(vm.refaulted_bytes).unwrap_or(vm.refaulted_bytes);
+        self.missed.0 = self.missed.0.saturating_add(vm.refaulted_bytes.saturating_sub(before));
         match vm.working_bytes {
             Some(bytes) => self.working = Some((bytes, now)),
             None if self.working.is_some_and(|(_, at)| now >= at + KNOWN) => self.working = None,
             None => {}
         }
-        let is_quiet = |lowered: Duration| now >= lowered + BLAME;
-        if self.lowered.is_some_and(is_quiet) && now >= self.rests_until {
+        let excess = vm.excess_bytes();
+        if excess == 0 || excess < self.excess.0 {
+            self.excess.1 = now;
+        }
+        self.excess.0 = excess;
+        self.seen = now;
+        if self.lowered.is_some_and(|lowered| now >= lowered + BLAME) {
+            // It was low enough for some time.
             (self.lowered, self.rest) = (None, self.rest / 2);
         }
+    }
+
+    /// Whether the VM was not seen for so long that it counts as another one.
+    pub fn is_old(&self, now: Duration) -> bool {
+        now >= self.seen + KNOWN
     }
 
     /// What it works with, as it was seen lately. `None`: not known.
@@ -59,45 +89,65 @@ impl VmState {
         self.working.map(|(bytes, _)| bytes)
     }
 
-    /// What came back between the last two looks.
-    pub fn refaulted_bytes(&self) -> u64 {
-        self.refaulted.map_or(0, |(_, since)| since)
+    /// What came back since the last look that could do something about it.
+    pub fn missed_bytes(&self) -> u64 {
+        self.missed.0
+    }
+
+    /// Notes that this look could do something about what the VM misses.
+    pub fn judged(&mut self) {
+        self.is_judged = true;
     }
 
     /// Whether the VM misses memory that its limit keeps from it.
     pub fn misses_memory(&self, vm: &VmSight) -> bool {
+        let seconds = self.seen.saturating_sub(self.missed.1).as_secs().max(1);
         let most = vm.resident_bytes / vm.rule.class.refault_part();
-        vm.limit_bytes.is_some() && (vm.waits || self.refaulted_bytes() > most)
+        vm.limit_bytes.is_some() && (vm.waits || self.missed.0 > most.saturating_mul(seconds))
     }
 
     /// By how much the limit of a VM is raised that misses memory.
     pub fn relief_bytes(&self, vm: &VmSight) -> u64 {
         let least = (vm.memory_bytes / RELIEF_PART).max(RELIEF_LEAST_BYTES);
-        self.refaulted_bytes().saturating_mul(RELIEF_TIMES).max(least)
+        self.missed.0.saturating_mul(RELIEF_TIMES).max(least)
+    }
+
+    /// What the VM is about to give: it is above its limit, and on its way down.
+    pub fn coming_bytes(&self, now: Duration) -> u64 {
+        let lately = |since: Duration| now < since + PROGRESS;
+        let is_on_its_way = lately(self.excess.1) || self.decided.is_some_and(lately);
+        if is_on_its_way { self.excess.0 } else { 0 }
     }
 
     /// Notes that the limit was raised because the VM missed memory. It rests twice as long as the
     /// last time if lowering it was the cause.
     pub fn relieved(&mut self, now: Duration) {
-        let is_blamed = self.lowered.is_some_and(|lowered| now < lowered + BLAME);
+        let is_blamed = self.lowered.take().is_some_and(|lowered| now < lowered + BLAME);
         let rest = if is_blamed { self.rest * 2 } else { self.rest };
         self.rest = rest.clamp(REST_LEAST, REST_MOST);
-        self.rests_until = now + self.rest;
+        self.relieved = Some(now);
     }
 
-    /// Whether the limit may be lowered.
-    pub fn may_lower(&self, now: Duration) -> bool {
-        now >= self.rests_until
+    /// Whether the limit may be lowered: it does not rest, and nothing is missed or yet to come.
+    pub fn may_lower(&self, vm: &VmSight, now: Duration, is_critical: bool) -> bool {
+        let rest = if is_critical { self.rest.min(REST_CRITICAL) } else { self.rest };
+        let rests = self.relieved.is_some_and(|relieved| now < relieved + rest);
+        !rests && !self.misses_memory(vm) && self.has_given(vm)
     }
 
-    /// Notes that the limit was changed.
-    pub fn changed(&mut self, now: Duration) {
-        self.changed = Some(now);
+    /// Whether it is as far down as its limit asks, or nearly.
+    pub fn has_given(&self, vm: &VmSight) -> bool {
+        self.excess.0 <= vm.memory_bytes / EXCESS_PART
     }
 
-    /// Whether the limit was changed in this look.
-    pub fn has_changed(&self, now: Duration) -> bool {
-        self.changed == Some(now)
+    /// Notes that something was decided.
+    pub fn decided(&mut self, now: Duration) {
+        self.decided = Some(now);
+    }
+
+    /// Whether something was decided in this look.
+    pub fn is_decided(&self, now: Duration) -> bool {
+        self.decided == Some(now)
     }
 
     /// Notes that the limit was lowered.
@@ -105,12 +155,18 @@ impl VmState {
         self.lowered = Some(now);
     }
 
-    /// Whether free memory is to be reclaimed again. If so, this counts as done.
-    pub fn is_reclaim_due(&mut self, now: Duration, every: Duration) -> bool {
-        let is_due = self.reclaimed.is_none_or(|last| now >= last + every);
-        if is_due {
-            self.reclaimed = Some(now);
-        }
-        is_due
+    /// Whether free memory is to be reclaimed again: `every` so often.
+    pub fn is_reclaim_due(&self, now: Duration, every: Duration) -> bool {
+        self.reclaimed.is_none_or(|(last, ..)| now >= last + every)
+    }
+
+    /// Notes that so much free memory is to be reclaimed. Returns how much of it counts as given:
+    /// nothing, if the last time the VM took as much afterwards as before.
+    pub fn reclaim(&mut self, vm: &VmSight, bytes: u64, now: Duration) -> u64 {
+        let last = self.reclaimed.replace((now, bytes, vm.resident_bytes));
+        let kept_its_word = last.is_none_or(|(_, bytes, resident)| {
+            resident.saturating_sub(vm.resident_bytes) >= bytes / CREDIT_PART
+        });
+        if kept_its_word { bytes } else { 0 }
     }
 }

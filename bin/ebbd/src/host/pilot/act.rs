@@ -23,6 +23,8 @@ use crate::model::vm_routes::{PILOT_LIMIT, PILOT_RECLAIM};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long free memory that could not be reclaimed is not asked for again.
 const IN_VAIN_FOR: Duration = Duration::from_secs(60);
+/// How long a VM is left as it is after an act has failed.
+const AFTER_FAILURE: Duration = Duration::from_secs(10);
 
 /// A decision that is carried out.
 pub(super) struct Act {
@@ -34,7 +36,11 @@ impl Act {
     /// Lifts a limit because the pilot is off.
     pub fn lift(state: &PilotState, vm: &VmName, limit_bytes: u64) -> Act {
         let action = Action::Limit { from: Some(limit_bytes), to: None };
-        let decision = Decision { vm: vm.to_string(), action, why: "the pilot is off".into() };
+        let decision = Decision {
+            vm: vm.to_string(),
+            action,
+            why: "the pilot is off, or in a dry run".into(),
+        };
         Act { number: state.note(&decision, None).unwrap_or(0), decision }
     }
 }
@@ -44,11 +50,14 @@ impl Act {
 pub(super) struct Acts {
     under_way: BTreeMap<VmName, (u64, JoinHandle<Outcome>)>,
     in_vain: BTreeMap<VmName, InVain>,
+    /// When an act failed last.
+    failed: BTreeMap<VmName, Instant>,
 }
 
 /// What came of an act.
 struct Outcome {
     text: String,
+    has_failed: bool,
     /// Free memory that could not be reclaimed, of what was asked for.
     in_vain_bytes: Option<u64>,
 }
@@ -64,6 +73,11 @@ impl Acts {
     /// Whether something is being done for the VM.
     pub fn is_busy(&self, name: &VmName) -> bool {
         self.under_way.contains_key(name)
+    }
+
+    /// Whether an act has just failed for the VM. The next one would, too.
+    pub fn has_failed(&self, name: &VmName) -> bool {
+        self.failed.get(name).is_some_and(|at| at.elapsed() < AFTER_FAILURE)
     }
 
     /// Free memory of the VM that could not be reclaimed lately.
@@ -87,25 +101,30 @@ impl Acts {
     /// Notes what came of the acts that have ended.
     pub async fn collect(&mut self, state: &PilotState) {
         self.in_vain.retain(|_, in_vain| in_vain.at.elapsed() < IN_VAIN_FOR);
+        self.failed.retain(|_, at| at.elapsed() < AFTER_FAILURE);
         let is_done =
             |(_, (_, doing)): &(&VmName, &(u64, JoinHandle<Outcome>))| doing.is_finished();
         let ended: Vec<VmName> =
             self.under_way.iter().filter(is_done).map(|(name, _)| name.clone()).collect();
         for name in ended {
             let Some((number, doing)) = self.under_way.remove(&name) else { continue };
-            let outcome =
-                doing.await.unwrap_or_else(|error| Outcome::of(format!("failed: {error}")));
+            let outcome = doing.await.unwrap_or_else(Outcome::failed);
             state.came(number, outcome.text);
-            if let Some(bytes) = outcome.in_vain_bytes {
-                self.in_vain.insert(name, InVain { bytes, at: Instant::now() });
+            if outcome.has_failed {
+                self.failed.insert(name.clone(), Instant::now());
+            }
+            if let Some(bytes) = outcome.in_vain_bytes.filter(|bytes| *bytes > 0) {
+                let in_vain = InVain { bytes: 0, at: Instant::now() };
+                let in_vain = self.in_vain.entry(name).or_insert(in_vain);
+                in_vain.bytes = in_vain.bytes.saturating_add(bytes);
             }
         }
     }
 }
 
 impl Outcome {
-    fn of(text: String) -> Outcome {
-        Outcome { text, in_vain_bytes: None }
+    fn failed(why: impl std::fmt::Display) -> Outcome {
+        Outcome { text: format!("failed: {why}"), has_failed: true, in_vain_bytes: None }
     }
 }
 
@@ -118,8 +137,8 @@ async fn carry_out(daemon: Daemon, name: VmName, action: Action) -> Outcome {
     };
     match timeout(PATIENCE, doing).await {
         Ok(Ok(outcome)) => outcome,
-        Ok(Err(error)) => Outcome::of(format!("failed: {error}")),
-        Err(_) => Outcome::of(format!("failed: no answer within {} s", PATIENCE.as_secs())),
+        Ok(Err(error)) => Outcome::failed(error),
+        Err(_) => Outcome::failed(format!("no answer within {} s", PATIENCE.as_secs())),
     }
 }
 
@@ -130,7 +149,8 @@ async fn reclaim(daemon: &Daemon, name: &VmName, bytes: u64) -> Answer<Outcome> 
         .read()
         .map_err(failed("the VM's answer"))?;
     let text = format!("reclaimed {}", Bytes(report.bytes));
-    Ok(Outcome { text, in_vain_bytes: Some(bytes.saturating_sub(report.bytes)) })
+    let in_vain_bytes = Some(bytes.saturating_sub(report.bytes));
+    Ok(Outcome { text, has_failed: false, in_vain_bytes })
 }
 
 async fn limit(daemon: &Daemon, name: &VmName, limit_bytes: Option<u64>) -> Answer<Outcome> {
@@ -139,7 +159,7 @@ async fn limit(daemon: &Daemon, name: &VmName, limit_bytes: Option<u64>) -> Answ
     if let Some(listing) = daemon.listed(name) {
         listing.publish(figures);
     }
-    Ok(Outcome::of("done".into()))
+    Ok(Outcome { text: "done".into(), has_failed: false, in_vain_bytes: None })
 }
 
 async fn send(

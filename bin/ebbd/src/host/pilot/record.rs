@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::support::state_file;
 
 const FILE: &str = "pilot.json";
-/// Most VMs with a rule of their own: rules outlive their VMs.
+/// Rules outlive their VMs, up to so many.
 const RULES_MOST: usize = 10_000;
 
 /// The settings, and the file that has them.
@@ -87,6 +87,15 @@ impl Rule {
     }
 }
 
+/// The policy's class as clients name it.
+pub(super) fn class_for_clients(class: Class) -> VmClass {
+    match class {
+        Class::Batch => VmClass::Batch,
+        Class::Normal => VmClass::Normal,
+        Class::Latency => VmClass::Latency,
+    }
+}
+
 impl Settings {
     /// Memory that is to stay available on the host.
     pub fn reserve(&self) -> Below {
@@ -121,17 +130,16 @@ impl Settings {
         }
     }
 
-    /// Sets the rule of a VM. Returns whether there is room for it.
-    pub fn set_rule(&mut self, name: &VmName, rule: Rule) -> bool {
+    /// Sets the rule of a VM. If there are many rules, those of VMs that do not exist are dropped.
+    pub fn set_rule(&mut self, name: &VmName, rule: Rule, exists: impl Fn(&VmName) -> bool) {
         if rule == Rule::default() {
             self.rules.remove(name);
-            return true;
+            return;
         }
-        let has_room = self.rules.contains_key(name) || self.rules.len() < RULES_MOST;
-        if has_room {
-            self.rules.insert(name.clone(), rule);
+        self.rules.insert(name.clone(), rule);
+        if self.rules.len() > RULES_MOST {
+            self.rules.retain(|name, _| exists(name));
         }
-        has_room
     }
 }
 

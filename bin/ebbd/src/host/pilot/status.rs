@@ -1,8 +1,11 @@
 //! What clients ask of the pilot.
 
+use std::iter;
 use std::time::Instant;
 
-use ebb_api::{PilotDecision, PilotRequest, PilotStage, PilotStatus, PilotVm, RuleRequest, VmName};
+use ebb_api::{
+    PilotDecision, PilotRequest, PilotSight, PilotStage, PilotStatus, PilotVm, RuleRequest, VmName,
+};
 use ebb_policy::pilot::Stage;
 use ebb_units::Bytes;
 
@@ -12,6 +15,7 @@ use crate::host::registry::Daemon;
 use crate::model::api_error::{Answer, not_allowed, unsaved};
 use crate::model::figures::millis;
 use crate::model::piloted::Piloted;
+use crate::system::cgroup::VmGroups;
 use crate::system::host_facts;
 
 /// Decisions that a status shows.
@@ -23,21 +27,29 @@ const SHOWN: usize = 20;
 /// The request makes no sense for this host, or the record cannot be written.
 pub fn set(daemon: &Daemon, request: &PilotRequest) -> Answer<PilotStatus> {
     request.check()?;
-    if let (Some(bytes), Some(host)) = (request.reserve_bytes, host_facts::memory_bytes())
-        && bytes > host / 10 * 9
-    {
-        return Err(not_allowed(format!(
-            "a reserve of {} is more than nine tenths of the {} that this host has: give less",
-            Bytes(bytes),
-            Bytes(host)
-        )));
-    }
+    request.reserve_bytes.map_or(Ok(()), leaves_enough)?;
     let set = |settings: &mut Settings| {
         settings.set(request);
         Ok(())
     };
     daemon.pilot_record().change(set, unsaved("the pilot's record"))?;
     Ok(status(daemon))
+}
+
+/// Checks that a reserve leaves something of the host, and of each control group around the VMs.
+fn leaves_enough(reserve_bytes: u64) -> Answer<()> {
+    let Some(host_bytes) = host_facts::memory_bytes() else { return Ok(()) };
+    let groups = VmGroups::find().budgets(host_bytes).into_iter();
+    let groups = groups.map(|group| (group.name, group.total_bytes));
+    let mut all = iter::once(("the host".to_owned(), host_bytes)).chain(groups);
+    match all.find(|(_, bytes)| reserve_bytes > bytes / 10 * 9) {
+        Some((name, bytes)) => Err(not_allowed(format!(
+            "a reserve of {} is more than nine tenths of the {} that {name} has: give less",
+            Bytes(reserve_bytes),
+            Bytes(bytes)
+        ))),
+        None => Ok(()),
+    }
 }
 
 /// Changes the rule of a VM.
@@ -47,7 +59,15 @@ pub fn set(daemon: &Daemon, request: &PilotRequest) -> Answer<PilotStatus> {
 /// cannot be written.
 pub fn rule(daemon: &Daemon, name: &VmName, request: &RuleRequest) -> Answer<PilotStatus> {
     request.check()?;
-    daemon.listed(name).ok_or_else(|| daemon.unknown(name))?;
+    let listing = daemon.listed(name).ok_or_else(|| daemon.unknown(name))?;
+    let floor_bytes = listing.piloted().map_or(0, |(_, piloted)| piloted.floor_bytes);
+    if let Some(max) = request.max_bytes.filter(|max| (1..floor_bytes).contains(max)) {
+        return Err(not_allowed(format!(
+            "a maximum of {} is below what keeps this guest alive: give {} or more",
+            Bytes(max),
+            Bytes(floor_bytes)
+        )));
+    }
     let set = |settings: &mut Settings| {
         let rule = settings.rule_of(name).with(request);
         if let (Some(min), Some(max)) = (rule.min_bytes, rule.max_bytes)
@@ -59,12 +79,8 @@ pub fn rule(daemon: &Daemon, name: &VmName, request: &RuleRequest) -> Answer<Pil
                 Bytes(max)
             )));
         }
-        match settings.set_rule(name, rule) {
-            true => Ok(()),
-            false => {
-                Err(not_allowed("too many VMs have rules: remove pilot.json while ebbd is down"))
-            }
-        }
+        settings.set_rule(name, rule, |other| daemon.is_known(other));
+        Ok(())
     };
     daemon.pilot_record().change(set, unsaved("the pilot's record"))?;
     Ok(status(daemon))
@@ -84,11 +100,23 @@ pub fn status(daemon: &Daemon) -> PilotStatus {
         mode: settings.mode,
         reserve_percent: settings.percent(),
         reserve_bytes: settings.reserve_bytes,
-        stage: known.host.as_ref().map(|(stage, _)| name_of(*stage)),
-        host: known.host.as_ref().map(|(_, host)| host.clone()),
+        stage: known.last.as_ref().map(|last| name_of(last.stage)),
+        host: known.last.as_ref().map(|last| last.host.clone()),
         vms,
         decisions: decisions(&known),
     }
+}
+
+/// What the pilot saw in its last look.
+///
+/// # Errors
+/// It is off, or has not looked yet.
+pub fn last_sight(daemon: &Daemon) -> Answer<PilotSight> {
+    let known = daemon.pilot().known();
+    let sight = known.last.as_ref().map(|last| last.sight.clone());
+    sight.ok_or_else(|| {
+        not_allowed("the pilot is off, or has just been turned on: ebb pilot dry-run lets it look")
+    })
 }
 
 fn vm(name: VmName, resident_bytes: u64, piloted: Piloted, settings: &Settings) -> PilotVm {

@@ -13,6 +13,7 @@ use super::*;
 use crate::host::swap_dir::SwapDir;
 use crate::host::testing;
 use crate::model::figures::VmFigures;
+use crate::model::piloted::Piloted;
 use crate::model::vm_routes::{PILOT_LIMIT, PILOT_RECLAIM};
 
 const MIB: u64 = 1 << 20;
@@ -118,11 +119,9 @@ async fn what_is_decided_is_done_and_on_record() {
     look(&mut keeper).await;
     assert_eq!(told(&mut keeper, &notes).await, ["web: reclaim 1000"]);
     let decided = &status(&daemon).decisions[..];
-    let [later, first] = decided else { panic!("{decided:?}") };
+    let [first] = decided else { panic!("one at a time: {decided:?}") };
     assert_eq!(first.action, "reclaim 1000 MiB of free memory");
     assert_eq!(first.outcome.as_deref(), Some("reclaimed 1000 MiB"));
-    let not_done = "not done: something else was under way";
-    assert_eq!(later.outcome.as_deref(), Some(not_done), "one at a time: {later:?}");
     look(&mut keeper).await;
     let limit = told(&mut keeper, &notes).await;
     assert!(matches!(&limit[..], [limit] if limit.starts_with("web: limit Some(")), "{limit:?}");
@@ -173,6 +172,42 @@ async fn a_vm_that_is_slow_delays_nobody() {
 }
 
 #[tokio::test]
+async fn a_vm_whose_act_has_failed_is_left_alone_for_a_while() {
+    let (home, notes) = (tempfile::tempdir().unwrap(), Told::default());
+    let daemon = daemon(home.path());
+    // Its process knows none of the routes.
+    testing::serve(&daemon, "old", Router::new());
+    serve(&daemon, "web", &notes, None);
+    for name in ["old", "web"] {
+        publish(&daemon, name, 1000, piloted());
+    }
+    turn(&daemon, PilotMode::On);
+    make_short(&daemon);
+    let mut keeper = Keeper::new(daemon.clone(), None);
+    look(&mut keeper).await;
+    assert_eq!(told(&mut keeper, &notes).await, ["web: reclaim 1000"]);
+    look(&mut keeper).await;
+    let limits = told(&mut keeper, &notes).await;
+    assert!(limits.iter().all(|told| told.starts_with("web: limit")), "{limits:?}");
+    let of_old = status(&daemon).decisions.into_iter().filter(|one| one.vm.as_str() == "old");
+    let [failed] = &of_old.collect::<Vec<_>>()[..] else { panic!("asked again") };
+    let outcome = failed.outcome.as_deref().unwrap();
+    assert!(outcome.starts_with("failed: its process answers 404"), "{outcome}");
+}
+
+#[tokio::test]
+async fn a_dry_run_lifts_the_limits_that_were_set() {
+    let (home, notes) = (tempfile::tempdir().unwrap(), Told::default());
+    let daemon = daemon(home.path());
+    serve(&daemon, "web", &notes, None);
+    publish(&daemon, "web", 0, Piloted { limit_bytes: Some(2000 * MIB), ..piloted() });
+    turn(&daemon, PilotMode::DryRun);
+    let mut keeper = Keeper::new(daemon.clone(), None);
+    look(&mut keeper).await;
+    assert_eq!(told(&mut keeper, &notes).await, ["web: limit None"]);
+}
+
+#[tokio::test]
 async fn limits_are_lifted_when_the_pilot_is_turned_off() {
     let (home, notes) = (tempfile::tempdir().unwrap(), Told::default());
     let daemon = daemon(home.path());
@@ -183,7 +218,7 @@ async fn limits_are_lifted_when_the_pilot_is_turned_off() {
     let mut keeper = Keeper::new(daemon.clone(), None);
     look(&mut keeper).await;
     assert_eq!(told(&mut keeper, &notes).await, ["web: limit None"]);
-    assert_eq!(status(&daemon).decisions[0].why, "the pilot is off");
+    assert_eq!(status(&daemon).decisions[0].why, "the pilot is off, or in a dry run");
 }
 
 #[tokio::test]
@@ -247,6 +282,8 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     let why = set(&daemon, &request).unwrap_err().to_string();
     assert!(why.contains("more than nine tenths"), "{why}");
     assert_eq!(status(&daemon), before);
+    let why = rule(&daemon, &web, &bounds(0, 1)).unwrap_err().to_string();
+    assert!(why.contains("below what keeps this guest alive: give 100 MiB or more"), "{why}");
     rule(&daemon, &web, &bounds(1 << 30, 2 << 30)).unwrap();
     rule(&daemon, &web, &bounds(0, 0)).unwrap();
     assert_eq!(status(&daemon), before, "0 takes a bound away");

@@ -16,7 +16,11 @@ pub fn set(cx: &mut VmContext, limit_bytes: Option<u64>) -> Answer<bool> {
     if !is_piloted && !cx.record.is_piloted {
         return Ok(false);
     }
-    if let Some(bytes) = limit_bytes {
+    // To give memory back, nothing has to be in order.
+    let is_lower = |bytes: &u64| {
+        !cx.record.is_piloted || cx.record.limit_bytes.is_none_or(|before| *bytes < before)
+    };
+    if let Some(bytes) = limit_bytes.filter(is_lower) {
         may_limit(cx)?;
         conditions::may_limit(cx, bytes, None)?;
         may_tell_in_flight(cx, &mut OpenFiles::default())?;

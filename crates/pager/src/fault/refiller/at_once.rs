@@ -41,10 +41,11 @@ impl Refiller {
         }
         add(&self.frames.counters().missing, 1);
         add(&self.frames.counters().false_reads, u64::from(verdict == Verdict::Unproven));
+        let is_soon = self.residency.count_refill(gfn);
         let _ = self.residency.arrive(gfn, word);
         self.frames.after(true, FrameRange::new(gfn, 1));
         let hits = self.bring_around(slot, ahead);
-        self.residency.count_refill(gfn, hits);
+        self.residency.count_hits(hits, is_soon);
         true
     }
 

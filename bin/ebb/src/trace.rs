@@ -1,0 +1,229 @@
+//! Traces: what the pilot saw, a line of JSON for each look. `ebb record` writes them, and `ebb
+//! simulate` shows what the pilot would decide.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use ebb_api::{PilotSight, SeenVm, VmClass};
+use ebb_policy::pilot::{Class, Decision, HostRule, Pilot, Stage, VmRule, VmSight};
+use ebb_policy::pressure::{Below, Budget, HostMemory};
+
+/// Longest line of a trace: a look at some ten thousand VMs.
+const LINE_BYTES: u64 = 16 << 20;
+/// Share of the time in which tasks may wait for memory, as `ebbd` has it by default.
+const STALL_PERMILLE: u32 = 150;
+
+/// A decision of the pilot, and when it would be made.
+pub struct Simulated {
+    /// Time since the trace's first look, in milliseconds.
+    pub at_ms: u64,
+    pub stage: Stage,
+    pub decision: Decision,
+}
+
+/// A trace that is being written.
+pub struct Writer {
+    file: File,
+    last_ms: Option<u64>,
+    pub looks: u64,
+}
+
+impl Writer {
+    /// Begins a trace.
+    ///
+    /// # Errors
+    /// The file exists, or cannot be made.
+    pub fn new(path: &Path) -> anyhow::Result<Writer> {
+        let file = OpenOptions::new().write(true).create_new(true).open(path);
+        let file = file.with_context(|| format!("{}: give a new file", path.display()))?;
+        Ok(Writer { file, last_ms: None, looks: 0 })
+    }
+
+    /// Adds a look, unless the trace has it already.
+    pub fn add(&mut self, sight: &PilotSight) -> anyhow::Result<()> {
+        if self.last_ms != Some(sight.at_ms) {
+            let line = serde_json::to_string(sight)? + "\n";
+            // A trace that is cut off has whole lines.
+            self.file.write_all(line.as_bytes()).context("the trace")?;
+            (self.last_ms, self.looks) = (Some(sight.at_ms), self.looks + 1);
+        }
+        Ok(())
+    }
+}
+
+/// Replays a trace through the policy. Decisions change nothing in it: each look is as it was.
+///
+/// # Errors
+/// The file cannot be read, or a line of it makes no sense.
+pub fn simulate(path: &Path, reserve: Below) -> anyhow::Result<Vec<Simulated>> {
+    let mut file = BufReader::new(File::open(path).with_context(|| path.display().to_string())?);
+    let rule = HostRule { reserve, stall_permille: Some(STALL_PERMILLE) };
+    let (mut pilot, mut all) = (Pilot::default(), Vec::new());
+    let (mut first, mut last) = (None, 0);
+    for number in 1.. {
+        let mut line = String::new();
+        let place = || format!("{}, line {number}", path.display());
+        std::io::Read::take(&mut file, LINE_BYTES).read_line(&mut line).with_context(place)?;
+        if line.is_empty() {
+            break;
+        }
+        let sight: PilotSight = serde_json::from_str(&line).with_context(place)?;
+        let (host, vms) = seen(sight.clone()).with_context(place)?;
+        let first = *first.get_or_insert(sight.at_ms);
+        if sight.at_ms < last.max(first) {
+            bail!("{}: its time is before that of the line before", place());
+        }
+        last = sight.at_ms;
+        let at_ms = sight.at_ms - first;
+        let decisions = pilot.look(Duration::from_millis(at_ms), rule, &host, &vms);
+        let stage = pilot.stage();
+        all.extend(decisions.into_iter().map(|decision| Simulated { at_ms, stage, decision }));
+    }
+    match first {
+        None => bail!("{} is empty: ebb record makes a trace", path.display()),
+        Some(_) => Ok(all),
+    }
+}
+
+fn seen(sight: PilotSight) -> anyhow::Result<(HostMemory, Vec<VmSight>)> {
+    let bound = |bound: ebb_api::SeenBound| Budget {
+        name: bound.name,
+        total_bytes: bound.total_bytes,
+        available_bytes: bound.available_bytes,
+    };
+    let mut bounds = sight.bounds.into_iter().map(bound);
+    let host = bounds.next().context("`bounds` is empty: the host's memory comes first in it")?;
+    let groups = bounds.collect();
+    let host = HostMemory { host, groups, stall_permille: sight.stall_permille };
+    Ok((host, sight.vms.into_iter().map(vm).collect()))
+}
+
+fn vm(vm: SeenVm) -> VmSight {
+    let class = match vm.class {
+        VmClass::Batch => Class::Batch,
+        VmClass::Normal => Class::Normal,
+        VmClass::Latency => Class::Latency,
+    };
+    VmSight {
+        name: vm.name.to_string(),
+        rule: VmRule {
+            min_bytes: vm.min_bytes,
+            max_bytes: vm.max_bytes,
+            weight: vm.weight,
+            class,
+            is_held: vm.hold,
+        },
+        memory_bytes: vm.memory_bytes,
+        resident_bytes: vm.resident_bytes,
+        floor_bytes: vm.floor_bytes,
+        limit_bytes: vm.limit_bytes,
+        spare_bytes: vm.spare_bytes,
+        working_bytes: vm.working_bytes,
+        refaulted_bytes: vm.refaulted_bytes,
+        waits: vm.waits,
+        may_reclaim: vm.may_reclaim,
+        may_limit: vm.may_limit,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn sight(at_ms: u64, available_bytes: u64) -> PilotSight {
+        let host =
+            ebb_api::SeenBound { name: "host".into(), total_bytes: 16 * GIB, available_bytes };
+        let web = SeenVm {
+            name: "web".parse().unwrap(),
+            class: VmClass::Normal,
+            weight: 100,
+            min_bytes: None,
+            max_bytes: None,
+            hold: false,
+            memory_bytes: 4 * GIB,
+            resident_bytes: 4 * GIB,
+            floor_bytes: GIB / 8,
+            limit_bytes: None,
+            spare_bytes: 2 * GIB,
+            working_bytes: None,
+            refaulted_bytes: 0,
+            waits: false,
+            may_reclaim: true,
+            may_limit: true,
+        };
+        PilotSight { at_ms, bounds: vec![host], stall_permille: None, vms: vec![web] }
+    }
+
+    fn simulated(lines: &[String]) -> Result<Vec<String>, String> {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("trace");
+        fs::write(&path, lines.concat()).unwrap();
+        let all = simulate(&path, Below::Percent(10))
+            .map_err(|error| format!("{error:#}").replace(&*path.to_string_lossy(), "trace"))?;
+        Ok(all.iter().map(|one| format!("{} {} {}", one.at_ms, one.stage, one.decision)).collect())
+    }
+
+    fn line(sight: &PilotSight) -> String {
+        serde_json::to_string(sight).unwrap() + "\n"
+    }
+
+    #[test]
+    fn what_was_written_is_replayed() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("trace");
+        let mut writer = Writer::new(&path).unwrap();
+        for sight in [sight(5000, 8 * GIB), sight(5000, 8 * GIB), sight(16_000, GIB)] {
+            writer.add(&sight).unwrap();
+        }
+        assert_eq!(writer.looks, 2, "the same look is written once");
+        let again = Writer::new(&path).err().unwrap().to_string();
+        assert!(again.contains("give a new file"), "{again}");
+        let all = simulate(&path, Below::Percent(10)).unwrap();
+        let kinds: Vec<(u64, String)> =
+            all.iter().map(|one| (one.at_ms, one.stage.to_string())).collect();
+        assert_eq!(kinds[0], (0, "ample".into()), "free memory beyond what it keeps");
+        assert_eq!(kinds[1], (11_000, "short".into()));
+    }
+
+    #[test]
+    fn a_line_that_makes_no_sense_is_named() {
+        let good = line(&sight(5, GIB));
+        let cases = [
+            (vec![], "trace is empty"),
+            (vec![good.clone(), "{}\n".into()], "trace, line 2: missing field `at_ms`"),
+            (vec![good.clone(), line(&sight(4, GIB))], "trace, line 2: its time is before"),
+            (
+                vec![good.replace("\"weight\"", "\"height\"")],
+                "trace, line 1: unknown field `height`",
+            ),
+            (vec![line(&PilotSight { bounds: vec![], ..sight(0, 0) })], "`bounds` is empty"),
+            (vec!["\u{0}".into()], "trace, line 1: "),
+        ];
+        for (lines, why) in cases {
+            let refused = simulated(&lines).expect_err(why);
+            assert!(refused.contains(why), "{refused}");
+        }
+    }
+
+    #[test]
+    fn figures_that_cannot_be_harm_nobody() {
+        let mut hostile = sight(u64::MAX, u64::MAX);
+        hostile.bounds[0].total_bytes = 0;
+        for vm in &mut hostile.vms {
+            (vm.memory_bytes, vm.resident_bytes, vm.limit_bytes) = (u64::MAX, u64::MAX, Some(0));
+            (vm.weight, vm.spare_bytes, vm.refaulted_bytes) = (0, u64::MAX, u64::MAX);
+            (vm.min_bytes, vm.max_bytes, vm.working_bytes) =
+                (Some(u64::MAX), Some(0), Some(u64::MAX));
+        }
+        let mut short = hostile.clone();
+        (short.bounds[0].total_bytes, short.bounds[0].available_bytes) = (u64::MAX, 0);
+        simulated(&[line(&hostile), line(&short)]).expect("decisions, whatever they are");
+    }
+}

@@ -1,0 +1,71 @@
+//! VMs as the policy sees them, and as clients see what it saw.
+
+use std::time::Duration;
+
+use ebb_api::{MayTake, PilotSight, SeenBound, SeenVm, VmName, VmStatus};
+use ebb_policy::pilot::{VmRule, VmSight};
+use ebb_policy::pressure::HostMemory;
+
+use super::record::class_for_clients;
+use crate::model::figures::millis;
+use crate::model::piloted::Piloted;
+
+/// The VM of these figures.
+pub(super) fn of(name: &VmName, status: &VmStatus, piloted: &Piloted, rule: VmRule) -> VmSight {
+    let non_resident = piloted.memory_bytes.saturating_sub(status.resident_bytes);
+    // The guest's own word: no more of it can be resident than is.
+    let most = status.resident_bytes.saturating_sub(piloted.floor_bytes);
+    let spare = status.guest_free_bytes.unwrap_or(0).saturating_sub(non_resident).min(most);
+    let may_take = status.guest.trusted && status.reach.may_take != MayTake::Nothing;
+    VmSight {
+        name: name.to_string(),
+        rule,
+        memory_bytes: piloted.memory_bytes,
+        resident_bytes: piloted.taken_bytes,
+        floor_bytes: piloted.floor_bytes,
+        limit_bytes: piloted.limit_bytes,
+        spare_bytes: spare,
+        working_bytes: piloted.working_bytes,
+        refaulted_bytes: status.limit.refaulted_total_bytes,
+        waits: status.limit.waits,
+        // While its guest waits for room, QEMU may answer nobody.
+        may_reclaim: may_take && !status.limit.waits,
+        may_limit: piloted.left_alone.is_none(),
+    }
+}
+
+/// What the pilot saw, for clients.
+pub(super) fn for_clients(now: Duration, host: &HostMemory, vms: &[VmSight]) -> PilotSight {
+    let bound = |bound: &ebb_policy::pressure::Budget| SeenBound {
+        name: bound.name.clone(),
+        total_bytes: bound.total_bytes,
+        available_bytes: bound.available_bytes,
+    };
+    PilotSight {
+        at_ms: millis(now),
+        bounds: host.bounds().map(bound).collect(),
+        stall_permille: host.stall_permille,
+        vms: vms.iter().filter_map(seen_vm).collect(),
+    }
+}
+
+fn seen_vm(vm: &VmSight) -> Option<SeenVm> {
+    Some(SeenVm {
+        name: vm.name.parse().ok()?,
+        class: class_for_clients(vm.rule.class),
+        weight: vm.rule.weight,
+        min_bytes: vm.rule.min_bytes,
+        max_bytes: vm.rule.max_bytes,
+        hold: vm.rule.is_held,
+        memory_bytes: vm.memory_bytes,
+        resident_bytes: vm.resident_bytes,
+        floor_bytes: vm.floor_bytes,
+        limit_bytes: vm.limit_bytes,
+        spare_bytes: vm.spare_bytes,
+        working_bytes: vm.working_bytes,
+        refaulted_bytes: vm.refaulted_bytes,
+        waits: vm.waits,
+        may_reclaim: vm.may_reclaim,
+        may_limit: vm.may_limit,
+    })
+}
