@@ -13,6 +13,7 @@ mod support;
 mod system;
 mod vm;
 
+pub use host::pilot::on_record as pilot_on_record;
 pub use host::pool::on_record as pool_on_record;
 pub use model::record::Record;
 

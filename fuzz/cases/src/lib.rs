@@ -15,6 +15,7 @@ pub mod llfree_host;
 pub mod maps;
 mod overwritten;
 pub mod page_walk;
+pub mod pilot_json;
 pub mod pool_json;
 pub mod qmp;
 pub mod queue;
@@ -35,7 +36,7 @@ pub mod vprobe_record;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target. Its name is also that of its program and of the directory of its inputs.
-pub const TARGETS: [Target; 24] = [
+pub const TARGETS: [Target; 25] = [
     ("blk_front_end", blk_front_end::run),
     ("classify", classify::run),
     ("compressed", compressed::run),
@@ -46,6 +47,7 @@ pub const TARGETS: [Target; 24] = [
     ("llfree_host", llfree_host::run),
     ("maps", maps::run),
     ("page_walk", page_walk::run),
+    ("pilot_json", pilot_json::run),
     ("pool_json", pool_json::run),
     ("qmp", qmp::run),
     ("queue", queue::run),

@@ -22,7 +22,7 @@ use super::apart::apart;
 use super::registry::Daemon;
 use crate::system::host_memory::HostReader;
 
-pub use self::record::PilotRecord;
+pub use self::record::{PilotRecord, on_record};
 pub use self::status::{last_sight, rule, set, status};
 
 /// Interval between two looks.

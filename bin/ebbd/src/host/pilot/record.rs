@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ebb_api::{PilotMode, PilotRequest, RESERVE_PERCENT_DEFAULT, RuleRequest, VmClass, VmName};
-use ebb_policy::pilot::{Class, VmRule, WEIGHT_DEFAULT};
+use ebb_policy::pilot::{Class, HostRule, VmRule, WEIGHT_DEFAULT};
 use ebb_policy::pressure::Below;
 use serde::{Deserialize, Serialize};
 
@@ -174,4 +174,15 @@ impl PilotRecord {
         *settings = next;
         Ok(())
     }
+}
+
+/// The settings that a daemon left in `run_dir`, as the policy has them: for the host, and for a VM.
+///
+/// # Errors
+/// Says in one line that the record cannot be read, or that no VM can have this name.
+pub fn on_record(run_dir: &Path, vm: &str) -> Result<(HostRule, VmRule), String> {
+    let record = PilotRecord::open(run_dir).map_err(|error| error.to_string())?;
+    let name = vm.parse().map_err(|error: ebb_api::NameError| error.to_string())?;
+    let settings = record.settings();
+    Ok((HostRule { reserve: settings.reserve(), stall_permille: None }, settings.rule(&name)))
 }
