@@ -32,6 +32,14 @@ struct Known {
     piloted: Option<Piloted>,
 }
 
+impl Known {
+    /// Whether its process can be expected to answer now.
+    fn answers(&self) -> bool {
+        let is_slow = self.at.is_none_or(|at| slow(at.elapsed()).is_some());
+        matches!(self.stage, Stage::Managed) && !is_slow
+    }
+}
+
 /// Whether the VM is managed.
 pub enum Stage {
     /// It is being recovered.
@@ -164,17 +172,21 @@ impl Listing {
     /// What is to be known of it to watch the host for it; none: it did not ask for that.
     pub fn watched(&self) -> Option<Watched> {
         let known = self.known();
-        let is_slow = known.at.is_none_or(|at| slow(at.elapsed()).is_some());
-        let answers = matches!(known.stage, Stage::Managed) && !is_slow;
-        known.status.as_deref().and_then(|status| Watched::of(status, answers))
+        known.status.as_deref().and_then(|status| Watched::of(status, known.answers()))
+    }
+
+    /// The limit that the pilot has given it, as far as is known; none: none, or it cannot be
+    /// expected to answer now.
+    pub fn pilot_limit(&self) -> Option<u64> {
+        let known = self.known();
+        let piloted = known.piloted.as_ref().filter(|_| known.answers())?;
+        piloted.limit_bytes
     }
 
     /// Its status and what it last told the pilot; none: it cannot be expected to answer now.
     pub fn piloted(&self) -> Option<(VmStatus, Piloted)> {
         let known = self.known();
-        let is_slow = known.at.is_none_or(|at| slow(at.elapsed()).is_some());
-        let answers = matches!(known.stage, Stage::Managed) && !is_slow;
-        let status = known.status.as_deref().filter(|_| answers)?;
+        let status = known.status.as_deref().filter(|_| known.answers())?;
         Some((status.clone(), known.piloted.clone()?))
     }
 

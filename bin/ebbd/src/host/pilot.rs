@@ -8,7 +8,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -225,12 +225,8 @@ impl Keeper {
 
     /// Lifts the limits that the pilot has set: it acts no more.
     fn lift(&mut self) {
-        let limited = self.daemon.listings().into_iter().filter_map(|(name, listing)| {
-            let (_, piloted) = listing.piloted()?;
-            piloted.limit_bytes.map(|limit| (name, limit))
-        });
-        let limited: BTreeMap<VmName, u64> = limited.collect();
-        for (name, limit) in limited {
+        for (name, listing) in self.daemon.listings() {
+            let Some(limit) = listing.pilot_limit() else { continue };
             if !self.acts.is_busy(&name) && !self.acts.has_failed(&name) {
                 self.acts.begin(&self.daemon, Act::lift(self.daemon.pilot(), &name, limit));
             }

@@ -2,10 +2,10 @@
 //! judged by.
 
 use std::future::pending;
-use std::io;
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
+use std::{io, iter};
 
 use ebb_policy::pressure::{Budget, HostMemory};
 use ebb_sys::meminfo::MemInfo;
@@ -13,6 +13,7 @@ use ebb_sys::psi::{self, Access, Trigger};
 use tokio::sync::Notify;
 
 use super::cgroup::VmGroups;
+use super::host_facts;
 
 /// Shortest time over which the share of waiting tasks is taken.
 const SAMPLE_LEAST: Duration = Duration::from_millis(500);
@@ -20,6 +21,15 @@ const SAMPLE_LEAST: Duration = Duration::from_millis(500);
 const SAMPLE_MOST: Duration = Duration::from_secs(5);
 /// Stack of a thread that only waits.
 const STACK_BYTES: usize = 64 << 10;
+
+/// All memory of the host, and of each control group around the VMs, by name. Empty: the host's is
+/// not known.
+pub fn totals() -> Vec<(String, u64)> {
+    let Some(host_bytes) = host_facts::memory_bytes() else { return Vec::new() };
+    let groups = VmGroups::find().budgets(host_bytes).into_iter();
+    let groups = groups.map(|group| (group.name, group.total_bytes));
+    iter::once(("the host".to_owned(), host_bytes)).chain(groups).collect()
+}
 
 /// Reads the host's memory.
 pub struct HostReader {

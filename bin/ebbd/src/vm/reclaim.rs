@@ -6,7 +6,6 @@ mod tests;
 mod trigger;
 mod vprobe;
 
-use std::iter;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
@@ -21,8 +20,7 @@ use super::context::liveness::End;
 use super::context::mailbox::Which;
 use crate::model::api_error::{Answer, not_allowed};
 use crate::model::host_pressure::PressureNotice;
-use crate::system::cgroup::VmGroups;
-use crate::system::host_facts;
+use crate::system::host_memory;
 
 pub use self::vprobe::Pass;
 
@@ -173,11 +171,7 @@ impl Reclaim {
 /// Checks that this host, and each control group around the VMs, has as much memory as a threshold
 /// of it.
 fn has(below_bytes: u64) -> Answer<()> {
-    let Some(host_bytes) = host_facts::memory_bytes() else { return Ok(()) };
-    let groups = VmGroups::find().budgets(host_bytes).into_iter();
-    let groups = groups.map(|group| (group.name, group.total_bytes));
-    let mut all = iter::once(("the host".to_owned(), host_bytes)).chain(groups);
-    match all.find(|(_, bytes)| *bytes < below_bytes) {
+    match host_memory::totals().into_iter().find(|(_, bytes)| *bytes < below_bytes) {
         Some((name, bytes)) => Err(not_allowed(format!(
             "{name} has {}, less than the threshold of {}: give less, or 100%",
             Bytes(bytes),

@@ -1,6 +1,5 @@
 //! What clients ask of the pilot.
 
-use std::iter;
 use std::time::Instant;
 
 use ebb_api::{
@@ -15,8 +14,7 @@ use crate::host::registry::Daemon;
 use crate::model::api_error::{Answer, not_allowed, unsaved};
 use crate::model::figures::millis;
 use crate::model::piloted::Piloted;
-use crate::system::cgroup::VmGroups;
-use crate::system::host_facts;
+use crate::system::host_memory;
 
 /// Decisions that a status shows.
 const SHOWN: usize = 20;
@@ -38,11 +36,7 @@ pub fn set(daemon: &Daemon, request: &PilotRequest) -> Answer<PilotStatus> {
 
 /// Checks that a reserve leaves something of the host, and of each control group around the VMs.
 fn leaves_enough(reserve_bytes: u64) -> Answer<()> {
-    let Some(host_bytes) = host_facts::memory_bytes() else { return Ok(()) };
-    let groups = VmGroups::find().budgets(host_bytes).into_iter();
-    let groups = groups.map(|group| (group.name, group.total_bytes));
-    let mut all = iter::once(("the host".to_owned(), host_bytes)).chain(groups);
-    match all.find(|(_, bytes)| reserve_bytes > bytes / 10 * 9) {
+    match host_memory::totals().into_iter().find(|(_, bytes)| reserve_bytes > bytes / 10 * 9) {
         Some((name, bytes)) => Err(not_allowed(format!(
             "a reserve of {} is more than nine tenths of the {} that {name} has: give less",
             Bytes(reserve_bytes),
