@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 
 /// `TMPFS_MAGIC` and `RAMFS_MAGIC` of `include/uapi/linux/magic.h`.
-const MAGICS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+pub(crate) const MAGICS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 
 /// Whether the files of this directory are in memory, on tmpfs or ramfs.
 ///

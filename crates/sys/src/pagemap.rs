@@ -110,12 +110,52 @@ impl Pagemap {
         Ok(())
     }
 
+    /// Whether the page at `address` is mapped to memory.
+    ///
+    /// # Errors
+    /// As pread(2) of `/proc/PID/pagemap`.
+    pub fn is_present(&self, address: Hva) -> io::Result<bool> {
+        let mut bytes = [0; ENTRY_BYTES];
+        self.file.read_exact_at(&mut bytes, address.0 / FRAME_BYTES * ENTRY_BYTES as u64)?;
+        Ok(u64::from_ne_bytes(bytes) & ENTRY_PRESENT != 0)
+    }
+
+    /// Visits the pages of `range` that are mapped to memory, in order, by their number in the
+    /// range. Unlike [`Self::mapped`], this works for private memory and on all kernels.
+    ///
+    /// # Errors
+    /// As pread(2) of `/proc/PID/pagemap`.
+    pub fn present(&self, range: HvaRange, mut visit: impl FnMut(u64)) -> io::Result<()> {
+        self.entries(range, |page, entry| {
+            if entry & ENTRY_PRESENT != 0 {
+                visit(page);
+            }
+            Ok(())
+        })
+    }
+
     /// Visits the pages of `range` that are mapped to memory, in order: (number of the page in the
     /// range, number of its page frame).
     ///
     /// # Errors
     /// `PermissionDenied`: the kernel shows frames only with `CAP_SYS_ADMIN`.
     pub fn frames(&self, range: HvaRange, mut visit: impl FnMut(u64, u64)) -> io::Result<()> {
+        self.entries(range, |page, entry| {
+            match (entry & ENTRY_PRESENT != 0, entry & ENTRY_FRAME) {
+                (false, _) => {}
+                (true, 0) => return Err(io::ErrorKind::PermissionDenied.into()),
+                (true, frame) => visit(page, frame),
+            }
+            Ok(())
+        })
+    }
+
+    /// Visits the entries of all pages of `range`, in order, each with its number in the range.
+    fn entries(
+        &self,
+        range: HvaRange,
+        mut visit: impl FnMut(u64, u64) -> io::Result<()>,
+    ) -> io::Result<()> {
         let first = range.start.0 / FRAME_BYTES;
         let (mut page, pages) = (0, range.bytes / FRAME_BYTES);
         while page < pages {
@@ -124,12 +164,7 @@ impl Pagemap {
             self.file.read_exact_at(&mut bytes, (first + page) * ENTRY_BYTES as u64)?;
             let (entries, _) = bytes.as_chunks::<ENTRY_BYTES>();
             for (page, entry) in (page..).zip(entries) {
-                let entry = u64::from_ne_bytes(*entry);
-                match (entry & ENTRY_PRESENT != 0, entry & ENTRY_FRAME) {
-                    (false, _) => {}
-                    (true, 0) => return Err(io::ErrorKind::PermissionDenied.into()),
-                    (true, frame) => visit(page, frame),
-                }
+                visit(page, u64::from_ne_bytes(*entry))?;
             }
             page += count;
         }
@@ -220,6 +255,21 @@ mod tests {
             missed
         });
         assert_eq!(missed, 0, "rounds in which a page was not seen");
+    }
+
+    #[test]
+    fn only_touched_pages_are_present() {
+        const BYTES: u64 = 8 << 12;
+        let file = RamFile::create("present", BYTES).unwrap();
+        let mapping = Mapping::new(&file, 0, BYTES).unwrap();
+        mapping.populate(5 << 12, 4096).unwrap();
+        let pagemap = Pagemap::open(&Process::own().unwrap()).unwrap();
+        let mut found = Vec::new();
+        let all = HvaRange { start: mapping.address(), bytes: BYTES };
+        pagemap.present(all, |page| found.push(page)).unwrap();
+        assert_eq!(found, [5]);
+        let at = |page: u64| pagemap.is_present(Hva(all.start.0 + (page << 12) + 7)).unwrap();
+        assert_eq!([4, 5, 6].map(at), [false, true, false]);
     }
 
     #[test]

@@ -58,6 +58,19 @@ impl Process {
         Process::open(rustix::process::getpid().as_raw_nonzero().get())
     }
 
+    /// Returns the PIDs of all processes.
+    ///
+    /// # Errors
+    /// As reading `/proc`.
+    pub fn numbers() -> io::Result<Vec<i32>> {
+        let mut numbers = Vec::new();
+        for entry in fs::read_dir("/proc")? {
+            let name = entry?.file_name();
+            numbers.extend(name.to_str().and_then(|name| name.parse::<i32>().ok()));
+        }
+        Ok(numbers)
+    }
+
     /// Returns all other processes that `is_meant` accepts and that have this file or directory
     /// open, or had it open a moment ago.
     ///
@@ -75,10 +88,7 @@ impl Process {
         let name = file.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_string_lossy();
         let (wanted, own) = ((name.as_ref(), file_of(file)?), std::process::id());
         let mut found = Vec::new();
-        for entry in fs::read_dir("/proc")? {
-            let name = entry?.file_name();
-            let pid = name.to_str().and_then(|name| name.parse::<i32>().ok());
-            let Some(pid) = pid.filter(|&pid| pid.unsigned_abs() != own) else { continue };
+        for pid in Process::numbers()?.into_iter().filter(|pid| pid.unsigned_abs() != own) {
             let looked = Process::open(pid).and_then(|process| {
                 Ok((is_meant(&process)? && process.has_open(wanted)?).then_some(process))
             });
@@ -210,6 +220,44 @@ impl Process {
     /// As reading `/proc/PID/maps`.
     pub fn mappings(&self) -> io::Result<Vec<Vma>> {
         Ok(parse_mappings(&fs::read_to_string(self.proc("maps"))?))
+    }
+
+    /// Its control group in the unified hierarchy, as `/proc/PID/cgroup` names it. Empty: none.
+    ///
+    /// # Errors
+    /// As reading `/proc/PID/cgroup`.
+    pub fn cgroup(&self) -> io::Result<String> {
+        let text = fs::read(self.proc("cgroup"))?;
+        Ok(line_of(&text, "0::").unwrap_or_default().to_owned())
+    }
+
+    /// Its memory, for reading at its addresses. The file stays with this process, even if its
+    /// number is used again. Reading a page that is not mapped maps it.
+    ///
+    /// # Errors
+    /// As open(2) of `/proc/PID/mem`.
+    pub fn memory(&self) -> io::Result<File> {
+        File::open(self.proc("mem"))
+    }
+
+    /// The file that it has mapped here, for reading. Takes no part in the mapping.
+    ///
+    /// # Errors
+    /// `ENOENT`: it has no such mapping. Otherwise as open(2) of a link in `/proc/PID/map_files`.
+    pub fn mapped_file(&self, vma: &Vma) -> io::Result<File> {
+        let (start, end) = (vma.start.0, vma.start.0 + vma.bytes);
+        File::open(self.proc(&format!("map_files/{start:x}-{end:x}")))
+    }
+
+    /// Its private memory that takes host memory, in bytes: what it shares with nobody by a file.
+    ///
+    /// # Errors
+    /// As reading `/proc/PID/status`.
+    pub fn anonymous_bytes(&self) -> io::Result<u64> {
+        let status = fs::read(self.proc("status"))?;
+        let kib = line_of(&status, "RssAnon:").and_then(|line| line.strip_suffix("kB"));
+        let kib = kib.and_then(|kib| kib.trim().parse::<u64>().ok());
+        kib.and_then(|kib| kib.checked_mul(1024)).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     /// Its command line, word by word. Only the beginning of a long one.

@@ -10,6 +10,8 @@ use rustix::fs::{
     ftruncate, memfd_create, seek,
 };
 
+use crate::memory_fs;
+
 /// File system of hugetlb files: `HUGETLBFS_MAGIC` of `include/uapi/linux/magic.h`.
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
@@ -93,6 +95,15 @@ impl RamFile {
     /// As fstatfs(2).
     pub fn is_hugetlb(&self) -> io::Result<bool> {
         Ok(rustix::fs::fstatfs(&self.file)?.f_type as u64 == HUGETLBFS_MAGIC)
+    }
+
+    /// Whether its content is in memory and nowhere else: on tmpfs, on hugetlbfs, or as a memfd.
+    ///
+    /// # Errors
+    /// As fstatfs(2).
+    pub fn is_memory(&self) -> io::Result<bool> {
+        let kind = rustix::fs::fstatfs(&self.file)?.f_type as u64;
+        Ok(kind == HUGETLBFS_MAGIC || memory_fs::MAGICS.contains(&kind))
     }
 
     /// Punches a range: returns its memory to the host. The range then reads as zero.
