@@ -82,6 +82,18 @@ pub(crate) fn turn(stream: &UnixStream) -> io::Result<Turn> {
     })
 }
 
+/// Whether a client is connected to this socket of a process, as the network namespace of the
+/// process shows it. `false` if that cannot be read.
+pub(crate) fn has_client(pid: i32, path: &Path) -> bool {
+    /// `SS_CONNECTED` of `include/uapi/linux/net.h`.
+    const CONNECTED: &[u8] = b"03";
+    let Ok(file) = File::open(format!("/proc/{pid}/net/unix")) else { return false };
+    let rows = BufReader::new(file).split(b'\n').map_while(Result::ok);
+    // The kernel lists a relative path as it was bound.
+    rows.filter_map(|row| UnixSocket::parse(&row))
+        .any(|row| row.state == CONNECTED && path.ends_with(&row.path))
+}
+
 /// A socket with a path, as `/proc/net/unix` lists it.
 pub(crate) struct UnixSocket {
     pub state: Vec<u8>,
@@ -111,6 +123,20 @@ mod tests {
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixListener;
     use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_client_is_seen_without_connecting() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let has = || has_client(std::process::id() as i32, &path);
+        assert!(!has());
+        let client = UnixStream::connect(&path).unwrap();
+        let accepted = listener.accept().unwrap();
+        assert!(has());
+        drop((client, accepted));
+        assert!(!has());
+    }
 
     #[test]
     fn an_owner_that_accepts_no_connection_is_not_waited_for() {

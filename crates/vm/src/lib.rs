@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod balloon;
+pub mod command_line;
 pub mod dial;
 pub mod driver;
 pub mod handed;

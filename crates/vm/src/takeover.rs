@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use ebb_sys::process::Process;
 use rustix::io::Errno;
 
-use crate::dial::UnixSocket;
+use crate::command_line::{CommandLine, key, parts};
+use crate::dial::{UnixSocket, has_client};
 use crate::qmp::{ANSWER_TIMEOUT, Qmp, QmpError};
 use crate::reach::{self, MemoryUser, Reach};
 
@@ -118,26 +119,46 @@ pub fn may_be_managed(pid: i32, devices: &[MemoryUser]) -> Result<(), AttachRefu
 /// [`AttachRefusal`].
 pub fn connect(process: &Process, given: Option<&Path>) -> Result<(PathBuf, Qmp), AttachRefusal> {
     let pid = process.pid();
-    let words = process.command_line().unwrap_or_default();
     let path = match given {
         Some(path) => path.to_owned(),
         None => {
-            let command = words.first().cloned().unwrap_or_default();
-            let named = match qmp_of_command_line(&words) {
-                Some(Control::Path(path)) => Some(path.into()),
-                Some(Control::Inherited(number)) => socket_path(pid, number),
-                Some(Control::Tcp) => return Err(AttachRefusal::Tcp(pid)),
-                None => None,
-            };
-            let named = named.ok_or(AttachRefusal::NoQmp { pid, command })?;
-            // A relative path begins where QEMU was started.
-            Path::new(&format!("/proc/{pid}/cwd")).join(named)
+            let words = process.command_line().unwrap_or_default();
+            control_socket(pid, &CommandLine::new(words))?
         }
     };
     match Qmp::connect_to(pid, &path, ANSWER_TIMEOUT) {
         Ok(qmp) => Ok((path, qmp)),
         Err(source) => Err(refused(pid, path, source)),
     }
+}
+
+/// The QMP socket that a command line names, if nobody is connected to it. Does not connect.
+///
+/// # Errors
+/// [`AttachRefusal`].
+pub fn free_monitor(pid: i32, line: &CommandLine) -> Result<PathBuf, AttachRefusal> {
+    let path = control_socket(pid, line)?;
+    match has_client(pid, &path) {
+        true => Err(refused(pid, path, QmpError::Taken)),
+        false => Ok(path),
+    }
+}
+
+/// The QMP socket that a command line names.
+///
+/// # Errors
+/// [`AttachRefusal::NoQmp`] and [`AttachRefusal::Tcp`].
+pub fn control_socket(pid: i32, line: &CommandLine) -> Result<PathBuf, AttachRefusal> {
+    let named = match qmp_of(line) {
+        Some(Control::Path(path)) => Some(path.into()),
+        Some(Control::Inherited(number)) => socket_path(pid, number),
+        Some(Control::Tcp) => return Err(AttachRefusal::Tcp(pid)),
+        None => None,
+    };
+    let command = || line.program().to_owned();
+    let named = named.ok_or_else(|| AttachRefusal::NoQmp { pid, command: command() })?;
+    // A relative path begins where QEMU was started.
+    Ok(Path::new(&format!("/proc/{pid}/cwd")).join(named))
 }
 
 /// Why a socket cannot be used. For libvirt's own socket, the refusal tells what libvirt offers
@@ -163,42 +184,23 @@ enum Control {
 
 /// Finds `-qmp unix:PATH,...`, or `-chardev socket,id=X,path=PATH` with `-mon
 /// chardev=X,mode=control`. In the second form, `fd=NUMBER` or `port=NUMBER` may replace the path.
-fn qmp_of_command_line(words: &[String]) -> Option<Control> {
-    let values = |option: &'static str| {
-        words.windows(2).filter(move |pair| pair[0] == option).map(|pair| pair[1].as_str())
-    };
-    if let Some(path) = values("-qmp").find_map(|value| value.strip_prefix("unix:")) {
+fn qmp_of(line: &CommandLine) -> Option<Control> {
+    if let Some(path) = line.values("qmp").find_map(|value| value.strip_prefix("unix:")) {
         return parts(path).into_iter().next().map(Control::Path);
     }
-    let key = |value: &str, key: &str| {
-        parts(value).iter().find_map(|part| part.strip_prefix(key).map(str::to_owned))
-    };
     let of_monitor = |monitor: &str| {
         let chardev = key(monitor, "chardev=")?;
-        let socket = values("-chardev").find(|v| key(v, "id=").as_ref() == Some(&chardev))?;
+        let socket = line.values("chardev").find(|v| key(v, "id=").as_ref() == Some(&chardev))?;
         let number = || key(socket, "fd=")?.parse().ok().map(Control::Inherited);
         let port = || key(socket, "port=").map(|_| Control::Tcp);
         key(socket, "path=").map(Control::Path).or_else(number).or_else(port)
     };
     let is_tcp = |value: &str| value.starts_with("tcp:") || value.starts_with("telnet:");
-    let short = values("-qmp").any(is_tcp).then_some(Control::Tcp);
-    let monitors = values("-mon").filter(|value| value.contains("mode=control"));
+    let short = line.values("qmp").any(is_tcp).then_some(Control::Tcp);
+    let monitors = line.values("mon").filter(|value| value.contains("mode=control"));
     let all: Vec<Control> = monitors.filter_map(of_monitor).chain(short).collect();
     let (tcp, usable): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| *one == Control::Tcp);
     usable.into_iter().chain(tcp).next()
-}
-
-/// Splits a value at its commas. Two commas stand for one.
-fn parts(value: &str) -> Vec<String> {
-    let mut parts = vec![String::new()];
-    let mut signs = value.chars().peekable();
-    while let Some(sign) = signs.next() {
-        match sign == ',' && signs.next_if_eq(&',').is_none() {
-            true => parts.push(String::new()),
-            false => parts.iter_mut().next_back().into_iter().for_each(|part| part.push(sign)),
-        }
-    }
-    parts
 }
 
 /// The path of the socket behind a descriptor of the process.
@@ -216,39 +218,43 @@ mod tests {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
 
-    fn words(line: &str) -> Vec<String> {
-        line.split(' ').map(str::to_owned).collect()
+    fn words(line: &str) -> CommandLine {
+        CommandLine::new(line.split(' ').map(str::to_owned).collect())
+    }
+
+    fn odd<const N: usize>(words: [&str; N]) -> CommandLine {
+        CommandLine::new(words.map(str::to_owned).into())
     }
 
     #[test]
     fn finds_the_socket_in_both_spellings() {
         let short = words("qemu -qmp unix:/run/q.sock,server=on,wait=off");
         let path = |path: &str| Some(Control::Path(path.into()));
-        assert_eq!(qmp_of_command_line(&short), path("/run/q.sock"));
+        assert_eq!(qmp_of(&short), path("/run/q.sock"));
         let long = words(
             "qemu -chardev socket,id=con,path=/c -chardev socket,id=m,path=/run/m.sock,server=on \
              -mon chardev=m,mode=control",
         );
-        assert_eq!(qmp_of_command_line(&long), path("/run/m.sock"));
+        assert_eq!(qmp_of(&long), path("/run/m.sock"));
         let ours = words("qemu -chardev socket,id=m,fd=7,server=on -mon chardev=m,mode=control");
-        assert_eq!(qmp_of_command_line(&ours), Some(Control::Inherited(7)));
-        assert_eq!(qmp_of_command_line(&words("sleep 60")), None);
-        let odd = ["qemu", "-qmp", "unix:/a b/c,,d.sock,server=on"].map(str::to_owned);
-        assert_eq!(qmp_of_command_line(&odd), path("/a b/c,d.sock"));
-        let odd = ["-chardev", "socket,id=m,path=/a b/,,c", "-mon", "chardev=m,mode=control"];
-        assert_eq!(qmp_of_command_line(&odd.map(str::to_owned)), path("/a b/,c"));
+        assert_eq!(qmp_of(&ours), Some(Control::Inherited(7)));
+        assert_eq!(qmp_of(&words("sleep 60")), None);
+        let spaced = odd(["qemu", "-qmp", "unix:/a b/c,,d.sock,server=on"]);
+        assert_eq!(qmp_of(&spaced), path("/a b/c,d.sock"));
+        let spaced = ["-chardev", "socket,id=m,path=/a b/,,c", "-mon", "chardev=m,mode=control"];
+        assert_eq!(qmp_of(&odd(spaced)), path("/a b/,c"));
     }
 
     #[test]
     fn a_port_is_reported_where_there_is_no_socket() {
         let long = "-chardev socket,id=t,host=::1,port=4444,server=on -mon chardev=t,mode=control";
         for line in ["qemu -qmp tcp:localhost:4444,server=on,wait=off", long] {
-            assert_eq!(qmp_of_command_line(&words(line)), Some(Control::Tcp), "{line}");
+            assert_eq!(qmp_of(&words(line)), Some(Control::Tcp), "{line}");
             for more in [
                 "-qmp unix:/run/q.sock",
                 "-chardev socket,id=m,path=/run/q.sock -mon chardev=m,mode=control",
             ] {
-                let found = qmp_of_command_line(&words(&format!("{line} {more}")));
+                let found = qmp_of(&words(&format!("{line} {more}")));
                 assert_eq!(found, Some(Control::Path("/run/q.sock".into())), "{line} {more}");
             }
         }
