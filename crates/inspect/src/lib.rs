@@ -10,6 +10,7 @@
 //! page        struct page -> what the frame is
 //! lru         how the guest's own reclaim sees it
 //! zones       nodes, zones, their free lists
+//! counters    what the kernel itself counts
 //! scan        every frame's kind; all free blocks
 //! victims     which free blocks to reclaim
 //! look        the metadata of blocks as it is now
@@ -30,6 +31,7 @@
 //! Kernels: 5.10 to 7.3 on x86-64, KASLR or not, 4- and 5-level paging.
 #![forbid(unsafe_code)]
 
+mod counters;
 mod error;
 mod free_blocks;
 mod freed;
@@ -51,6 +53,7 @@ mod victims;
 mod vmcoreinfo;
 mod zones;
 
+pub use counters::{CounterPlaces, Counters};
 pub use error::Untrusted;
 pub use free_blocks::FreeBlocks;
 pub use guest::Guest;
@@ -67,6 +70,6 @@ pub use registered::{
 };
 pub use scan::FrameCounts;
 pub use snapshot::Snapshot;
-pub use victims::{BuddyBlock, ChosenBlocks, Request};
-pub use vmcoreinfo::{NOTES_MAX, Note, find_notes, may_hold_note};
+pub use victims::{BuddyBlock, ChosenBlocks, RESERVE_BYTES, Request};
+pub use vmcoreinfo::{NOTES_MAX, Note, begins_note, find_notes, may_hold_note};
 pub use zones::{End, FreeList, ListFault, Sight, Zone, ZoneKind, Zones};

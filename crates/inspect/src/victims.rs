@@ -26,6 +26,10 @@ impl BuddyBlock {
     }
 }
 
+/// Free memory that reclaim leaves to the guest if it is not told to leave more, in bytes. The
+/// guest takes memory there next.
+pub const RESERVE_BYTES: u64 = 64 << 20;
+
 /// Which blocks to choose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {

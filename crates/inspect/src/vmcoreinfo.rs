@@ -69,10 +69,21 @@ pub fn may_hold_note(mem: &dyn GuestMemory, gfn: Gfn) -> bool {
     mem.words(gfn.gpa(), HEADER_WORDS).and_then(text_bytes).is_some()
 }
 
+/// Whether a frame that begins with these bytes may hold a note.
+pub fn begins_note(header: &[u8; 8 * HEADER_WORDS]) -> bool {
+    let (words, _) = header.as_chunks::<8>();
+    let word = |index: usize| words.get(index).map_or(0, |word| u64::from_le_bytes(*word));
+    announced_bytes([word(0), word(1), word(2)]).is_some()
+}
+
 /// The text's length if `words` begin with a note's header.
 fn text_bytes(words: &[AtomicU64]) -> Option<usize> {
     let header: &[AtomicU64; HEADER_WORDS] = words.first_chunk()?;
-    let [sizes, kind, name] = header.each_ref().map(|word| word.load(Relaxed));
+    announced_bytes(header.each_ref().map(|word| word.load(Relaxed)))
+}
+
+/// The length of a note's text, by its header.
+fn announced_bytes([sizes, kind, name]: [u64; HEADER_WORDS]) -> Option<usize> {
     let bytes = (sizes >> 32) as usize;
     let known = sizes as u32 == NAME_BYTES
         && kind == u64::from_le_bytes(*b"\0\0\0\0VMCO")

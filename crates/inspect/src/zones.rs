@@ -36,37 +36,37 @@ pub struct Zone {
     /// Which addresses the zone is for.
     pub kind: ZoneKind,
     va: u64,
-    gpa: Gpa,
+    pub(crate) gpa: Gpa,
 }
 
 /// All populated zones.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Zones {
     zones: Vec<Zone>,
-    nodes: Vec<Node>,
-    fields: Fields,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) fields: Fields,
 }
 
 /// One `struct pglist_data`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Node {
-    index: u32,
-    va: u64,
+pub(crate) struct Node {
+    pub(crate) index: u32,
+    pub(crate) va: u64,
     /// Where the kernel's image has its address. `None`: it lies in the image itself.
     pointer_va: Option<u64>,
 }
 
 /// Byte offsets and sizes inside `struct zone`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Fields {
-    zone_bytes: u64,
-    spanned: u64,
+pub(crate) struct Fields {
+    pub(crate) zone_bytes: u64,
+    pub(crate) spanned: u64,
     /// Offset of `vm_stat[NR_FREE_PAGES]`.
-    free_pages: u64,
-    free_area: u64,
-    free_area_bytes: u64,
-    free_list: u64,
-    migrate_types: u64,
+    pub(crate) free_pages: u64,
+    pub(crate) free_area: u64,
+    pub(crate) free_area_bytes: u64,
+    pub(crate) free_list: u64,
+    pub(crate) migrate_types: u64,
 }
 
 /// An end of a free list. The kernel allocates blocks from the head, so those at the tail stay free

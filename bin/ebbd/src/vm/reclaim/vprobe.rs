@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ebb_api::{Backing, Mode, ReclaimReport, Skipped};
-use ebb_inspect::BuddyBlock;
+use ebb_inspect::{BuddyBlock, RESERVE_BYTES};
 use ebb_reclaim::resting::Resting;
 use ebb_reclaim::vprobe::{self, Order, ReclaimedBlocks, VProbeStop};
 use ebb_units::{Bytes, Gfn};
@@ -13,8 +13,6 @@ use crate::vm::context::VmContext;
 use crate::vm::context::liveness::{End, Liveness};
 use crate::vm::context::mailbox::Which;
 
-/// Memory left at the heads of the guest's free lists, where it takes memory next.
-const RESERVE_BYTES: u64 = 64 << 20;
 /// Memory reclaimed at once with small pages, in bytes. A guest that wants memory of the batch
 /// waits for all of it, about 2 ms.
 const BATCH_SMALL_BYTES: u64 = 8 << 20;
