@@ -1,5 +1,7 @@
 //! The command line. Help, man pages and completions all come from here.
 
+mod observe;
+
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -13,11 +15,12 @@ use ebb_units::Bytes;
 
 use crate::below::Below;
 use crate::interval::Interval;
+pub use observe::Observe;
 
 /// Elastic memory for VMs: unused memory goes to the host, and comes back on touch
 ///
-/// Sizes are written as 4096, 64K, 512M, 2G or 1.5GiB. All commands but `doctor`, `completions`,
-/// `man` and `help` ask the daemon `ebbd`, and start it if it does not run. Only `run`, `attach`,
+/// Sizes are written as 4096, 64K, 512M, 2G or 1.5GiB. All commands but `observe`, `discover`,
+/// `doctor`, `completions`, `man` and `help` ask the daemon `ebbd`, and start it if it does not run. Only `run`, `attach`,
 /// `pool` and `calibrate` make a run directory.
 #[derive(Parser)]
 #[command(name = "ebb", version, max_term_width = 100)]
@@ -32,6 +35,13 @@ pub struct Args {
 
 #[derive(Subcommand)]
 pub enum Command {
+    /// Show what the guests of this host use their memory for, without touching them
+    Observe(Observe),
+    /// Show every QEMU of this host, and what stands in the way of managing it
+    Discover {
+        #[command(flatten)]
+        output: Output,
+    },
     /// Start QEMU and manage the VM
     Run(Run),
     /// Manage a QEMU that runs already
@@ -145,6 +155,10 @@ pub enum Command {
         /// [default: as set before, at first 10%]
         #[arg(long, value_name = "SIZE|PERCENT%", allow_negative_numbers = true)]
         reserve: Option<Below>,
+        /// Whether the pilot, while it is on, attaches VMs that run on the host and can be managed
+        /// [default: as set before, at first off]
+        #[arg(long, value_name = "on|off")]
+        attach: Option<Switch>,
         #[command(flatten)]
         output: Output,
     },
@@ -302,11 +316,15 @@ pub struct Run {
 #[derive(clap::Args)]
 pub struct Attach {
     /// The VM's name, unique on the host
-    #[arg(long)]
-    pub name: VmName,
+    #[arg(long, required_unless_present = "all")]
+    pub name: Option<VmName>,
     /// QEMU's process number
-    #[arg(long)]
-    pub pid: i32,
+    #[arg(long, required_unless_present = "all")]
+    pub pid: Option<i32>,
+    /// Manage every QEMU of the host that can be managed, under the name that its command line
+    /// gives
+    #[arg(long, conflicts_with_all = ["name", "pid", "qmp"])]
+    pub all: bool,
     /// QEMU's QMP socket [default: the one on QEMU's command line]
     #[arg(long, value_name = "SOCKET")]
     pub qmp: Option<PathBuf>,
@@ -372,8 +390,11 @@ impl Command {
             Command::Pool { size: Some(_), .. }
             | Command::Pilot { mode: Some(_), .. }
             | Command::Pilot { reserve: Some(_), .. }
+            | Command::Pilot { attach: Some(_), .. }
             | Command::Calibrate { .. }
             | Command::Simulate { .. }
+            | Command::Observe(_)
+            | Command::Discover { .. }
             | Command::Doctor { .. }
             | Command::Completions { .. }
             | Command::Man { .. }

@@ -12,10 +12,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use ebb_api::{
-    AttachRequest, AutoRequest, AutoStatus, Calibration, DetachReport, DiskRequest, EvictReport,
-    EvictRequest, HeatReport, HeatRequest, LimitRequest, LimitStatus, PilotRequest, PilotSight,
-    PilotStatus, PoolRequest, PoolStatus, ReclaimReport, ReclaimRequest, ResizeReport,
-    ResizeRequest, RuleRequest, RunRequest, ShareRequest, SizeState, VmStatus, VmSummary, route,
+    AutoRequest, AutoStatus, Calibration, DetachReport, DiskRequest, EvictReport, EvictRequest,
+    HeatReport, HeatRequest, LimitRequest, LimitStatus, PilotRequest, PilotSight, PilotStatus,
+    PoolRequest, PoolStatus, ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest,
+    RuleRequest, RunRequest, ShareRequest, SizeState, VmStatus, VmSummary, route,
 };
 use ebb_units::Bytes;
 
@@ -23,7 +23,9 @@ use crate::args::{Args, Attach, Auto, Begins, Command, Run, SizeOrOff, Switch, V
 use crate::below::Below;
 use crate::interval::Interval;
 use crate::progress::{self, Progress};
-use crate::{Outcome, client, daemon, doctor, heat, interrupt, manual, show, trace};
+use crate::{
+    Outcome, attach, client, daemon, doctor, heat, interrupt, manual, observe, show, trace,
+};
 
 /// Time from one question to the daemon about its progress to the next.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
@@ -34,7 +36,12 @@ const RECORD_EVERY: Duration = Duration::from_millis(500);
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
     let host = Host { run_dir: args.run_dir, begins: args.command.begins() };
     let text = match args.command {
+        Command::Observe(args) => observe::observe(&args)?,
+        Command::Discover { output } => {
+            render(&observe::discover(&host.managed())?, output.json, |all| show::discovered(all))?
+        }
         Command::Run(run) => host.run(run)?,
+        Command::Attach(attach) if attach.all => return host.attach_all(&attach),
         Command::Attach(attach) => host.attach(attach)?,
         Command::Detach { vm } => host.detach(&vm)?,
         Command::List { output } => host.list(output.json)?,
@@ -58,10 +65,11 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
             let (lower_percent, upper_percent) = (lower, upper);
             host.share(&vm, &ShareRequest { bytes, lower_percent, upper_percent })?
         }
-        Command::Pilot { mode, reserve, output } => {
+        Command::Pilot { mode, reserve, attach, output } => {
+            let attach = attach.map(|attach| attach == Switch::On);
             let (reserve_percent, reserve_bytes) =
                 (reserve.and_then(Below::percent), reserve.and_then(Below::bytes));
-            host.pilot(&PilotRequest { mode, reserve_percent, reserve_bytes }, output.json)?
+            host.pilot(&PilotRequest { mode, reserve_percent, reserve_bytes, attach }, output.json)?
         }
         Command::Rule { vm, class, min, max, weight, hold } => {
             let bytes = |size: Option<Bytes>| size.map(|size| size.0);
@@ -144,16 +152,22 @@ impl Host {
     }
 
     fn attach(&self, attach: Attach) -> anyhow::Result<String> {
-        let request = AttachRequest {
-            name: attach.name,
-            pid: attach.pid,
-            qmp: attach.qmp.map(existing_socket).transpose()?,
-            mode: attach.watch.mode,
-            min_order: attach.watch.min_order,
-        };
-        request.check()?;
+        let json = attach.output.json;
+        let request = attach::request(attach)?;
         let status: VmStatus = self.send(Method::POST, route::ATTACH, &request)?;
-        render(&status, attach.output.json, show::started)
+        render(&status, json, show::started)
+    }
+
+    fn attach_all(&self, attach: &Attach) -> anyhow::Result<Outcome> {
+        let managed: Vec<VmSummary> = self.ask(Method::GET, route::VMS)?;
+        attach::all(attach, &managed, |request| self.send(Method::POST, route::ATTACH, request))
+    }
+
+    /// The VMs that a daemon manages, if one runs.
+    fn managed(&self) -> Vec<VmSummary> {
+        let runs = daemon::pid(&self.run_dir).is_some();
+        let asked = runs.then(|| self.ask(Method::GET, route::VMS));
+        asked.and_then(Result::ok).unwrap_or_default()
     }
 
     fn detach(&self, vm: &Vm) -> anyhow::Result<String> {
@@ -410,7 +424,7 @@ fn writable_place(file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn existing_socket(path: PathBuf) -> anyhow::Result<PathBuf> {
+pub fn existing_socket(path: PathBuf) -> anyhow::Result<PathBuf> {
     let path = absolute(path)?;
     let found = fs::metadata(&path).with_context(|| path.display().to_string())?;
     if !found.file_type().is_socket() {

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod attach;
 mod below;
 mod client;
 mod command;
@@ -12,6 +13,7 @@ mod heat;
 mod interrupt;
 mod interval;
 mod manual;
+mod observe;
 mod progress;
 mod show;
 mod trace;

@@ -3,6 +3,7 @@
 mod brief;
 mod limit;
 mod list;
+mod observed;
 mod pilot;
 mod reach;
 mod reclaim;
@@ -20,6 +21,7 @@ use crate::interval::readable;
 pub use brief::brief;
 pub use limit::{evicted, limit};
 pub use list::list;
+pub use observed::{discovered, observed};
 pub use pilot::{pilot, simulated};
 pub use reclaim::{auto, reclaimed};
 pub use size::{resized, resizing};

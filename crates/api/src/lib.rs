@@ -12,6 +12,7 @@ mod choice;
 mod confinement;
 mod heat;
 mod name;
+mod observed;
 mod openapi;
 mod pilot;
 mod pool;
@@ -29,6 +30,7 @@ pub use choice::{
 pub use confinement::Confinement;
 pub use heat::{DegreeBytes, HeatBlock, HeatFigures, HeatRegion, HeatReport, HeatRequest};
 pub use name::{NAME_LEN_MAX, NameError, VmName};
+pub use observed::{DiscoveredVm, GuestUsage, ObservedVm};
 pub use openapi::{document, document_text};
 pub use pilot::{
     PilotDecision, PilotRequest, PilotSight, PilotStatus, PilotVm, RESERVE_PERCENT_DEFAULT,

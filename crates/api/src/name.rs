@@ -25,6 +25,17 @@ pub struct VmName(String);
 pub struct NameError(String);
 
 impl VmName {
+    /// The name for a VM that somebody else named: its own, if that is a name and not taken; else
+    /// `vm-PID`. `None`: that is taken, too.
+    pub fn of_vm(
+        own: Option<&str>,
+        pid: i32,
+        is_taken: impl Fn(&VmName) -> bool,
+    ) -> Option<VmName> {
+        let names = own.map(str::to_owned).into_iter().chain([format!("vm-{pid}")]);
+        names.filter_map(|name| VmName::try_from(name).ok()).find(|name| !is_taken(name))
+    }
+
     /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0

@@ -26,6 +26,10 @@ pub struct PilotRequest {
     /// The same in bytes; not together with the percentage.
     #[serde(default)]
     pub reserve_bytes: Option<u64>,
+    /// Whether the pilot, while it is on, attaches VMs that run on the host and can be managed. It
+    /// leaves those alone that were detached.
+    #[serde(default)]
+    pub attach: Option<bool>,
 }
 
 impl PilotRequest {
@@ -85,6 +89,9 @@ pub struct PilotStatus {
     pub reserve_percent: Option<u32>,
     /// The same in bytes; null: the percentage counts.
     pub reserve_bytes: Option<u64>,
+    /// Whether the pilot, while it is on, attaches VMs that run on the host and can be managed.
+    #[serde(default)]
+    pub attach: bool,
     /// How short of memory the host is; null: the pilot has not looked yet, or is off.
     pub stage: Option<PilotStage>,
     /// The host's figures at the last look.
@@ -214,7 +221,8 @@ mod tests {
     #[test]
     fn a_reserve_leaves_something_to_vms() {
         let check = |reserve_percent, reserve_bytes| {
-            let request = PilotRequest { mode: None, reserve_percent, reserve_bytes };
+            let request =
+                PilotRequest { reserve_percent, reserve_bytes, ..PilotRequest::default() };
             request.check().map_err(|error| error.to_string())
         };
         assert_eq!(check(Some(90), None), Ok(()));

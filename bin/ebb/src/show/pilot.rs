@@ -26,7 +26,16 @@ pub fn pilot(pilot: &PilotStatus) -> String {
         (Some(stage), Some(host)) => row("host", format!("{stage}; {host}")),
         _ => String::new(),
     };
-    row("pilot", mode) + &row("reserve", reserve) + &host + &vms(pilot) + &decisions(pilot)
+    let attach = match pilot.attach {
+        true => row("attach", "VMs that run on the host and can be managed"),
+        false => String::new(),
+    };
+    row("pilot", mode)
+        + &row("reserve", reserve)
+        + &attach
+        + &host
+        + &vms(pilot)
+        + &decisions(pilot)
 }
 
 fn vms(pilot: &PilotStatus) -> String {
@@ -123,6 +132,7 @@ mod tests {
             mode: PilotMode::On,
             reserve_percent: Some(10),
             reserve_bytes: None,
+            attach: false,
             stage: Some(PilotStage::Tight),
             host: Some("host: available 3 GiB".into()),
             vms: vec![web, db],

@@ -2,6 +2,7 @@
 //! tells the VMs' processes. See `docs/pilot.md`.
 
 mod act;
+mod attach;
 mod record;
 mod sight;
 mod status;
@@ -18,6 +19,7 @@ use ebb_policy::pilot::{Decision, HostRule, Pilot, Stage, VmRule, VmSight};
 use ebb_policy::pressure::HostMemory;
 
 use self::act::{Act, Acts};
+use self::attach::Attacher;
 use super::apart::apart;
 use super::registry::Daemon;
 use crate::system::host_memory::HostReader;
@@ -128,6 +130,7 @@ struct Keeper {
     /// Opened once the pilot is on.
     reader: Option<HostReader>,
     acts: Acts,
+    attacher: Attacher,
     stage: Stage,
     began: Instant,
 }
@@ -140,6 +143,7 @@ impl Keeper {
             pilot: Pilot::default(),
             reader: None,
             acts: Acts::default(),
+            attacher: Attacher::default(),
             stage: Stage::default(),
             began: Instant::now(),
         }
@@ -157,6 +161,9 @@ impl Keeper {
         }
         let stall_permille = self.stall_percent.map(|percent| percent * 10);
         let rule = HostRule { reserve: settings.reserve(), stall_permille };
+        if settings.attach && settings.mode == PilotMode::On {
+            self.attacher.look(&self.daemon, settings.left.clone()).await;
+        }
         let memory = self.read().await?;
         let sights = self.sights(|name| settings.rule(name));
         let now = self.began.elapsed();

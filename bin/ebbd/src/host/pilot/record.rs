@@ -15,6 +15,8 @@ use crate::support::state_file;
 const FILE: &str = "pilot.json";
 /// Rules outlive their VMs, up to so many.
 const RULES_MOST: usize = 10_000;
+/// Most detached VMs to remember.
+const LEFT_MOST: usize = 10_000;
 
 /// The settings, and the file that has them.
 pub struct PilotRecord {
@@ -34,6 +36,19 @@ pub(super) struct Settings {
     /// Rules of VMs, by name, that are not the default.
     #[serde(default)]
     pub rules: BTreeMap<VmName, Rule>,
+    /// Whether VMs that somebody else started are attached.
+    #[serde(default)]
+    pub attach: bool,
+    /// VMs that were detached, and so are not attached again by the pilot.
+    #[serde(default)]
+    pub left: Vec<Left>,
+}
+
+/// A VM that is left alone: its process, by number and start time.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub(super) struct Left {
+    pub pid: i32,
+    pub start_ticks: u64,
 }
 
 /// The rule of a VM.
@@ -123,8 +138,9 @@ impl Settings {
 
     /// Sets what the request names; the rest stays.
     pub fn set(&mut self, request: &PilotRequest) {
-        let PilotRequest { mode, reserve_percent, reserve_bytes } = *request;
+        let PilotRequest { mode, reserve_percent, reserve_bytes, attach } = *request;
         self.mode = mode.unwrap_or(self.mode);
+        self.attach = attach.unwrap_or(self.attach);
         if reserve_percent.is_some() || reserve_bytes.is_some() {
             (self.reserve_percent, self.reserve_bytes) = (reserve_percent, reserve_bytes);
         }
@@ -156,6 +172,22 @@ impl PilotRecord {
 
     pub(super) fn settings(&self) -> Settings {
         self.settings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Notes that an operator detaches this process: the pilot does not attach it again.
+    ///
+    /// # Errors
+    /// Those of writing the file.
+    pub fn leave(&self, pid: i32) -> io::Result<()> {
+        let Some(process) = Left::of(pid) else { return Ok(()) };
+        let note = |settings: &mut Settings| {
+            settings.left.retain(|other| other.pid != pid && Left::of(other.pid) == Some(*other));
+            settings.left.push(process);
+            let surplus = settings.left.len().saturating_sub(LEFT_MOST);
+            settings.left.drain(..surplus);
+            Ok(())
+        };
+        self.change(note, |error| error)
     }
 
     /// Changes the settings. `change` may refuse; then nothing has changed.

@@ -94,6 +94,7 @@ pub fn status(daemon: &Daemon) -> PilotStatus {
         mode: settings.mode,
         reserve_percent: settings.percent(),
         reserve_bytes: settings.reserve_bytes,
+        attach: settings.attach,
         stage: known.last.as_ref().map(|last| name_of(last.stage)),
         host: known.last.as_ref().map(|last| last.host.clone()),
         vms,

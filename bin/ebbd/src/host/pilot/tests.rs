@@ -288,3 +288,23 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
     rule(&daemon, &web, &bounds(0, 0)).unwrap();
     assert_eq!(status(&daemon), before, "0 takes a bound away");
 }
+
+#[test]
+fn what_was_detached_is_left_alone_while_its_process_lives() {
+    let home = tempfile::tempdir().unwrap();
+    let daemon = daemon(home.path());
+    let mut ended = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    daemon.pilot_record().leave(ended.id() as i32).unwrap();
+    let own = std::process::id() as i32;
+    let left =
+        || daemon.pilot_record().settings().left.iter().map(|left| left.pid).collect::<Vec<_>>();
+    assert_eq!(left(), [ended.id() as i32]);
+    ended.kill().unwrap();
+    ended.wait().unwrap();
+    daemon.pilot_record().leave(own).unwrap();
+    daemon.pilot_record().leave(own).unwrap();
+    assert_eq!(left(), [own]);
+    // The next daemon knows it, too.
+    let again = PilotRecord::open(&daemon.site().run_dir).unwrap();
+    assert_eq!(again.settings().left, daemon.pilot_record().settings().left);
+}

@@ -1,0 +1,173 @@
+//! `ebb observe` and `ebb discover`: what runs on this host, seen without touching it. No daemon is
+//! asked, but for the names under which it manages VMs.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use ebb_api::{DiscoveredVm, GuestUsage, ObservedVm, VmName, VmSummary};
+use ebb_observe::{Found, Observed, Watch};
+
+use crate::args::Observe;
+use crate::interval::Interval;
+use crate::show;
+
+/// Shortest time between two looks.
+const EVERY_MS_LEAST: u64 = 100;
+
+/// Looks at VMs once, and returns the answer; or again and again, and prints each.
+pub fn observe(args: &Observe) -> anyhow::Result<String> {
+    let json = args.output.json;
+    let mut watched = Watched { pids: args.pid.clone(), open: BTreeMap::new() };
+    let Some(Interval { ms }) = args.every else {
+        return rendered(&watched.look()?, json);
+    };
+    ensure!(ms >= EVERY_MS_LEAST, "--every {ms}ms is too short: {EVERY_MS_LEAST}ms is the least");
+    let every = Duration::from_millis(ms);
+    loop {
+        let began = Instant::now();
+        let text = rendered(&watched.look()?, json)?;
+        let mut out = io::stdout().lock();
+        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+            // The reader has all it wanted.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(String::new()),
+            result => result?,
+        }
+        drop(out);
+        thread::sleep(every.saturating_sub(began.elapsed()));
+    }
+}
+
+fn rendered(vms: &[ObservedVm], json: bool) -> anyhow::Result<String> {
+    match json {
+        true => Ok(serde_json::to_string(vms)? + "\n"),
+        false => Ok(show::observed(vms)),
+    }
+}
+
+/// The VMs that are looked at.
+struct Watched {
+    /// Those that were asked for; empty: all.
+    pids: Vec<i32>,
+    open: BTreeMap<i32, Result<Watch, String>>,
+}
+
+impl Watched {
+    fn look(&mut self) -> anyhow::Result<Vec<ObservedVm>> {
+        let all = ebb_observe::discover().context("/proc")?;
+        for pid in &self.pids {
+            let is_there = all.iter().any(|found| found.pid == *pid);
+            ensure!(is_there, "process {pid} is no QEMU: ebb discover shows those that run");
+        }
+        self.open.retain(|pid, _| all.iter().any(|found| found.pid == *pid));
+        let wanted =
+            all.into_iter().filter(|vm| self.pids.is_empty() || self.pids.contains(&vm.pid));
+        Ok(wanted.collect::<Vec<_>>().into_iter().map(|found| self.look_at(found)).collect())
+    }
+
+    fn look_at(&mut self, found: Found) -> ObservedVm {
+        let Found { pid, name, .. } = found;
+        let new = || Watch::open(pid).map_err(|why| why.to_string());
+        let looked = match self.open.entry(pid).or_insert_with(new) {
+            Ok(watch) => watch.look().map_err(|why| why.to_string()),
+            Err(why) => Err(why.clone()),
+        };
+        match looked {
+            Ok(Observed { memory_bytes, resident_bytes, usage }) => {
+                let (usage, reason) = match usage {
+                    Ok(usage) => (Some(of_guest(&usage)), None),
+                    Err(why) => (None, Some(why.to_string())),
+                };
+                let (memory_bytes, resident_bytes) = (Some(memory_bytes), Some(resident_bytes));
+                ObservedVm { pid, name, memory_bytes, resident_bytes, usage, reason }
+            }
+            Err(why) => {
+                // Its RAM may have been there only in part: it is looked for again.
+                self.open.remove(&pid);
+                let (memory_bytes, resident_bytes, usage) = (None, None, None);
+                ObservedVm { pid, name, memory_bytes, resident_bytes, usage, reason: Some(why) }
+            }
+        }
+    }
+}
+
+fn of_guest(usage: &ebb_observe::Usage) -> GuestUsage {
+    let counters = &usage.counters;
+    GuestUsage {
+        release: usage.release.clone(),
+        total_bytes: counters.total_bytes,
+        used_bytes: usage.used_bytes(),
+        anonymous_bytes: counters.anonymous_bytes,
+        slab_bytes: counters.slab_bytes,
+        cache_bytes: counters.cache_bytes,
+        cold_cache_bytes: counters.cold_cache_bytes,
+        free_bytes: counters.free_bytes,
+        reclaimable_bytes: usage.reclaimable_bytes,
+    }
+}
+
+/// Returns every QEMU of this host. `managed` are those of the daemon, if one answers.
+pub fn discover(managed: &[VmSummary]) -> anyhow::Result<Vec<DiscoveredVm>> {
+    let all = ebb_observe::discover().context("/proc")?;
+    Ok(all.into_iter().map(|found| discovered(found, managed)).collect())
+}
+
+fn discovered(found: Found, managed: &[VmSummary]) -> DiscoveredVm {
+    let managed = managed.iter().find(|vm| vm.pid == found.pid);
+    DiscoveredVm {
+        pid: found.pid,
+        name: found.name,
+        uuid: found.uuid,
+        manager: found.manager.word().map(Into::into),
+        memory_bytes: found.memory_bytes,
+        managed_as: managed.map(|vm| vm.name.to_string()),
+        obstacle: found.obstacle.filter(|_| managed.is_none()),
+    }
+}
+
+/// Name and process of each VM that can be managed and is not. A VM's name is that of its command
+/// line, as far as Ebb's names allow it and no other VM has it; else `vm-PID`.
+pub fn attachable(all: &[DiscoveredVm], managed: &[VmSummary]) -> Vec<(VmName, i32)> {
+    let mut names: Vec<VmName> = managed.iter().map(|vm| vm.name.clone()).collect();
+    let is_free = |vm: &&DiscoveredVm| vm.managed_as.is_none() && vm.obstacle.is_none();
+    let named = |vm: &DiscoveredVm| {
+        let name = VmName::of_vm(vm.name.as_deref(), vm.pid, |name| names.contains(name))?;
+        names.push(name.clone());
+        Some((name, vm.pid))
+    };
+    all.iter().filter(is_free).filter_map(named).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vm(pid: i32, name: Option<&str>, obstacle: Option<&str>) -> DiscoveredVm {
+        DiscoveredVm {
+            pid,
+            name: name.map(Into::into),
+            uuid: None,
+            manager: None,
+            memory_bytes: 1 << 30,
+            managed_as: None,
+            obstacle: obstacle.map(Into::into),
+        }
+    }
+
+    #[test]
+    fn vms_are_attached_by_their_names_where_those_fit() {
+        let all = [
+            vm(1, Some("web"), None),
+            vm(2, Some("web"), None),
+            vm(3, Some("a b"), None),
+            vm(4, None, None),
+            vm(5, Some("db"), Some("its RAM is no shared memfd")),
+            DiscoveredVm { managed_as: Some("old".into()), ..vm(6, Some("x"), None) },
+        ];
+        let names = attachable(&all, &[]);
+        let names: Vec<_> = names.iter().map(|(name, pid)| (*pid, name.as_str())).collect();
+        assert_eq!(names, [(1, "web"), (2, "vm-2"), (3, "vm-3"), (4, "vm-4")]);
+    }
+}

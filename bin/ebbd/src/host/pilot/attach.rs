@@ -1,0 +1,91 @@
+//! Attaches VMs that somebody else started, if the pilot is told to.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ebb_api::{AttachRequest, VmName};
+use ebb_observe::Found;
+use ebb_sys::process::Process;
+use tokio::task::JoinHandle;
+
+use super::record::Left;
+use crate::host::apart::apart;
+use crate::host::registry::Daemon;
+use crate::host::start_vm;
+use crate::model::task::Work;
+
+/// Interval between two looks at the host's processes.
+const EVERY: Duration = Duration::from_secs(10);
+/// After a failure, a VM is not tried again for this time: the reason is most likely the same.
+const AGAIN: Duration = Duration::from_secs(600);
+
+/// Attaches VMs, one at a time.
+#[derive(Default)]
+pub(super) struct Attacher {
+    looked: Option<Instant>,
+    failed: BTreeMap<Left, Instant>,
+    under_way: Option<JoinHandle<Option<Tried>>>,
+}
+
+/// A VM that could not be attached.
+struct Tried {
+    process: Left,
+    name: VmName,
+    why: String,
+}
+
+impl Attacher {
+    /// Begins to attach the next VM, unless one is being attached. `left` are those that an operator
+    /// has detached.
+    pub async fn look(&mut self, daemon: &Daemon, left: Vec<Left>) {
+        if let Some(task) = self.under_way.take_if(|task| task.is_finished())
+            && let Ok(Some(tried)) = task.await
+        {
+            tracing::warn!("the pilot: {} is not attached: {}", tried.name, tried.why);
+            self.failed.insert(tried.process, Instant::now());
+            // Others may be waiting.
+            self.looked = None;
+        }
+        let is_due = self.looked.is_none_or(|looked| looked.elapsed() >= EVERY);
+        if self.under_way.is_none() && is_due {
+            self.looked = Some(Instant::now());
+            self.failed.retain(|_, at| at.elapsed() < AGAIN);
+            let except = left.into_iter().chain(self.failed.keys().copied()).collect();
+            self.under_way = Some(tokio::spawn(attach_next(daemon.clone(), except)));
+        }
+    }
+}
+
+/// Attaches the first VM that can be managed, is not managed and is not among `except`. Returns it
+/// if that failed.
+async fn attach_next(daemon: Daemon, except: Vec<Left>) -> Option<Tried> {
+    let found = match apart(ebb_observe::discover).await {
+        Ok(Ok(found)) => found,
+        Ok(Err(error)) | Err(error) => {
+            tracing::warn!("the pilot: the host's VMs: {error}");
+            return None;
+        }
+    };
+    let managed: Vec<i32> =
+        daemon.listings().iter().map(|(_, listing)| listing.summary().pid).collect();
+    let is_new = |vm: &Found| vm.obstacle.is_none() && !managed.contains(&vm.pid);
+    let (process, vm) = found.into_iter().filter(is_new).find_map(|vm| {
+        let process = Left::of(vm.pid)?;
+        (!except.contains(&process)).then_some((process, vm))
+    })?;
+    let name = VmName::of_vm(vm.name.as_deref(), vm.pid, |name| daemon.is_known(name))?;
+    let request =
+        AttachRequest { name: name.clone(), pid: vm.pid, qmp: None, mode: None, min_order: None };
+    tracing::info!("the pilot: attaches process {} as {name}", vm.pid);
+    let started = start_vm::start(&Arc::new(daemon), name.clone(), Work::Attach(request)).await;
+    let why = started.err()?.to_string();
+    Some(Tried { process, name, why })
+}
+
+impl Left {
+    /// The process with this number, if there is one.
+    pub fn of(pid: i32) -> Option<Left> {
+        Some(Left { pid, start_ticks: Process::start_ticks_of(pid).ok()? })
+    }
+}

@@ -1,0 +1,221 @@
+//! Every QEMU on a host, and whether it can be managed. Nothing is asked of it.
+
+use std::path::Path;
+use std::{fmt, io};
+
+use ebb_sys::process::{Process, Vma};
+use ebb_vm::command_line::CommandLine;
+use ebb_vm::takeover::{self, AttachRefusal};
+
+use crate::ram::place_of;
+
+/// Names of QEMU's program, up to the architecture.
+const PROGRAMS: [&str; 3] = ["qemu-system-", "qemu-kvm", "kvm"];
+/// Memory that is mapped as a memfd, as the kernel names it.
+const MEMFD: &str = "/memfd:";
+
+/// Who started a QEMU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Manager {
+    /// A person, a script, or a program that is not known.
+    Unknown,
+    /// libvirt.
+    Libvirt,
+    /// KubeVirt, by a libvirt in a pod.
+    KubeVirt,
+    /// Proxmox VE.
+    Proxmox,
+    /// Incus or LXD.
+    Incus,
+    /// Kata Containers.
+    Kata,
+}
+
+/// A QEMU that runs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// Its process.
+    pub pid: i32,
+    /// The VM's name, as its command line gives it.
+    pub name: Option<String>,
+    /// The VM's UUID, as its command line gives it.
+    pub uuid: Option<String>,
+    /// Who started it.
+    pub manager: Manager,
+    /// The VM's RAM without what is plugged, in bytes.
+    pub memory_bytes: u64,
+    /// Why it cannot be managed as it is, and what to do; none: it can, as far as can be seen.
+    pub obstacle: Option<String>,
+    /// Whether a pager serves it already: Ebb or another one.
+    pub is_served: bool,
+}
+
+/// Finds every QEMU on this host, in the order of their processes.
+///
+/// # Errors
+/// As reading `/proc`.
+pub fn discover() -> io::Result<Vec<Found>> {
+    let mut pids = Process::numbers()?;
+    pids.sort_unstable();
+    Ok(pids.into_iter().filter_map(found).collect())
+}
+
+fn found(pid: i32) -> Option<Found> {
+    let process = Process::open(pid).ok()?;
+    let line = CommandLine::new(process.command_line().ok()?);
+    let program = process.program().unwrap_or_default();
+    if !is_qemu(&program) && !is_qemu(Path::new(line.program())) {
+        return None;
+    }
+    let manager = Manager::of(&line, &process);
+    let why = obstacle(&process, &line, manager);
+    let is_served = matches!(why, Some(Obstacle::Attach(AttachRefusal::OtherUserfaultfd(_))));
+    Some(Found {
+        pid,
+        name: line.name(),
+        uuid: line.uuid(),
+        manager,
+        memory_bytes: line.ram().iter().map(|block| block.bytes).sum(),
+        obstacle: why.map(|why| why.to_string()),
+        is_served,
+    })
+}
+
+fn is_qemu(program: &Path) -> bool {
+    let name = program.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    PROGRAMS.iter().any(|program| match program.ends_with('-') {
+        true => name.starts_with(program),
+        false => name == *program,
+    })
+}
+
+/// Why a VM cannot be managed as it is.
+enum Obstacle {
+    Attach(AttachRefusal),
+    /// A backend is no shared memfd.
+    Backing(Manager, Option<String>),
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Obstacle::Attach(refusal) => refusal.fmt(f),
+            Obstacle::Backing(manager, name) => {
+                let name = name.as_deref().unwrap_or("NAME");
+                write!(f, "its RAM is no shared memfd: {}", manager.with_memfd(name))
+            }
+        }
+    }
+}
+
+/// The first thing that stands in the way of an attach.
+fn obstacle(process: &Process, line: &CommandLine, manager: Manager) -> Option<Obstacle> {
+    let pid = process.pid();
+    let looked = takeover::open(pid).and_then(|_| takeover::free_monitor(pid, line));
+    if let Err(refusal) = looked {
+        return Some(Obstacle::Attach(refusal));
+    }
+    let mappings = process.mappings().unwrap_or_default();
+    let is_memfd = |vma: &Vma| vma.shared_write && vma.name.starts_with(MEMFD);
+    let mut found = Vec::new();
+    let all = line.ram().iter().all(|block| {
+        let place = place_of(&mappings, block.bytes, &found);
+        found.extend(place.map(|vma| vma.start));
+        place.is_some_and(is_memfd)
+    });
+    (!all).then(|| Obstacle::Backing(manager, line.name()))
+}
+
+impl Manager {
+    fn of(line: &CommandLine, process: &Process) -> Manager {
+        let has = |part: &str| line.words().iter().any(|word| word.contains(part));
+        let in_pod = || process.cgroup().is_ok_and(|path| path.contains("kubepods"));
+        match () {
+            () if has("/libvirt/qemu/") && in_pod() => Manager::KubeVirt,
+            () if has("/libvirt/qemu/") => Manager::Libvirt,
+            () if has("/run/qemu-server/") => Manager::Proxmox,
+            () if has("/run/incus/") || has("/log/incus/") || has("/log/lxd/") => Manager::Incus,
+            () if has("/run/vc/") => Manager::Kata,
+            () => Manager::Unknown,
+        }
+    }
+
+    /// The manager's name; none: not known.
+    pub fn word(self) -> Option<&'static str> {
+        match self {
+            Manager::Unknown => None,
+            Manager::Libvirt => Some("libvirt"),
+            Manager::KubeVirt => Some("KubeVirt"),
+            Manager::Proxmox => Some("Proxmox VE"),
+            Manager::Incus => Some("Incus"),
+            Manager::Kata => Some("Kata Containers"),
+        }
+    }
+
+    /// How its users give a VM RAM in a shared memfd.
+    fn with_memfd(self, name: &str) -> String {
+        match self {
+            Manager::Libvirt => format!(
+                "in `virsh edit {name}`, give <memoryBacking> a <source type='memfd'/> and an \
+                 <access mode='shared'/>, then shut the domain down and start it"
+            ),
+            Manager::KubeVirt => {
+                "KubeVirt gives RAM in a memfd to VMs that share a file system by \
+                                  virtiofs; other VMs of it cannot be managed yet"
+                    .into()
+            }
+            Manager::Proxmox => "in `qm set VMID --args`, add -object \
+                 memory-backend-memfd,id=ebb,size=SIZEM,share=on -numa node,memdev=ebb with the \
+                 VM's own size, then stop and start it"
+                .into(),
+            Manager::Incus => "the memory of Incus's VMs is a memfd unless raw.qemu or hugepages \
+                               say otherwise: remove what says so, then restart the instance"
+                .into(),
+            Manager::Kata => {
+                "Kata's VMs cannot be managed yet: their RAM is a file in /dev/shm".into()
+            }
+            Manager::Unknown => "start QEMU with -object \
+                 memory-backend-memfd,id=ram,size=SIZE,share=on and -machine ...,memory-backend=ram"
+                .into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn qemu_is_known_by_its_program() {
+        for program in ["/usr/bin/qemu-system-x86_64", "/usr/libexec/qemu-kvm", "/usr/bin/kvm"] {
+            assert!(is_qemu(Path::new(program)), "{program}");
+        }
+        for program in ["/usr/bin/qemu-img", "/usr/bin/kvmtool", "/", ""] {
+            assert!(!is_qemu(Path::new(program)), "{program}");
+        }
+    }
+
+    #[test]
+    fn managers_are_known_by_their_paths() {
+        let own = Process::own().unwrap();
+        let of = |word: &str| {
+            let words = ["qemu", "-chardev", word].map(str::to_owned).into();
+            Manager::of(&CommandLine::new(words), &own)
+        };
+        let libvirts = "socket,id=m,path=/var/lib/libvirt/qemu/domain-1-web/monitor.sock";
+        assert_eq!(of(libvirts), Manager::Libvirt);
+        assert_eq!(of("socket,id=qmp,path=/var/run/qemu-server/100.qmp"), Manager::Proxmox);
+        assert_eq!(of("socket,id=m,path=/run/incus/web/qemu.monitor"), Manager::Incus);
+        assert_eq!(of("socket,id=m,path=/run/q.sock"), Manager::Unknown);
+    }
+
+    #[test]
+    fn each_manager_says_what_to_change_in_one_line() {
+        use Manager::{Incus, Kata, KubeVirt, Libvirt, Proxmox, Unknown};
+        for manager in [Unknown, Libvirt, KubeVirt, Proxmox, Incus, Kata] {
+            let text = Obstacle::Backing(manager, Some("web".into())).to_string();
+            assert!(text.starts_with("its RAM is no shared memfd: "), "{text}");
+            assert!(!text.contains('\n'), "{text}");
+        }
+    }
+}
