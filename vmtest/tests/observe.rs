@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 
 use ebb_api::{DiscoveredVm, GuestUsage, ObservedVm};
-use vmtest::{Guest, Host, Vm, assets, require, rounds, until_or};
+use vmtest::{Guest, Host, HostSetting, Vm, assets, require, rounds, until_or};
 
 const MIB: u64 = 1 << 20;
 
@@ -203,13 +203,31 @@ fn discovery_tells_what_stands_in_the_way() {
     assert_eq!((found.obstacle, found.managed_as.as_deref()), (None, Some(shared.name())));
 }
 
-/// These would take other tests' VMs.
+/// These would take other VMs, of other tests or of the host.
 mod alone {
     use super::*;
+
+    /// Checks that no VM runs on the host that is not the test's.
+    fn no_other_vms(host: &Host) -> Result<(), String> {
+        let text = host.ebb("discover --json").ok();
+        let others: Vec<DiscoveredVm> = serde_json::from_str(&text).expect("a list");
+        match others.first() {
+            None => Ok(()),
+            Some(vm) => Err(format!("other VMs run on this host, as process {}", vm.pid)),
+        }
+    }
+
+    #[test]
+    fn memory_in_reserved_huge_pages() {
+        let setting = HostSetting::reserved_huge_pages(1 << 30);
+        require!(setting.as_ref());
+        agrees(Guest::debian("6.1-cloud").ram("memfd,share=on,hugetlb=on,hugetlbsize=2M"));
+    }
 
     #[test]
     fn all_vms_that_can_be_managed_are_attached() {
         let host = Host::new();
+        require!(no_other_vms(&host));
         let private = host.qemu(Guest::debian("6.1-cloud").memory("256M").ram("ram"));
         let shared = host.qemu(Guest::debian("6.1-cloud").memory("256M"));
         let text = host.ebb("attach --all").ok();
@@ -225,6 +243,7 @@ mod alone {
     #[test]
     fn the_pilot_attaches_what_can_be_managed_but_not_what_was_detached() {
         let host = Host::new();
+        require!(no_other_vms(&host));
         let first = host.qemu(Guest::debian("6.1-cloud").memory("256M"));
         host.ebb("pilot on --attach on").ok();
         let is_managed = |pid| host.list().iter().any(|vm| vm.pid == pid).then_some(());

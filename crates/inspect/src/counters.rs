@@ -16,6 +16,8 @@ use crate::{Guest, GuestMemory, MAX_ORDER};
 /// Counters of LRU lists: inactive and active anonymous memory, inactive and active page cache, and
 /// memory that must stay (`enum lru_list`).
 const LRU_LISTS: usize = 5;
+/// Which of them is the page cache that was not used for long.
+const INACTIVE_FILE: usize = 2;
 /// From a zone's `NR_FREE_PAGES` to its first LRU counter: one, or two since Linux 6.17, which also
 /// counts whole free blocks.
 const LRU_AFTER_FREE: [u64; 2] = [1, 2];
@@ -135,11 +137,11 @@ impl Guest {
             let base = self.tables().translate(mem, node.va)?.checked_add(places.node_counters)?;
             apart(&lru_at(mem, base)?, &zones)?;
             let bytes = |index: u64| Some(frames(mem.word(Gpa(base.0 + 8 * index))?) * FRAME_BYTES);
-            counters.cold_cache_bytes += zones[2].saturating_mul(FRAME_BYTES);
-            counters.slab_bytes +=
-                bytes(SLAB_RECLAIMABLE)?.saturating_add(bytes(SLAB_UNRECLAIMABLE)?);
-            counters.anonymous_bytes += bytes(ANON_MAPPED)?;
-            counters.cache_bytes += bytes(FILE_PAGES)?;
+            add(&mut counters.cold_cache_bytes, zones[INACTIVE_FILE].saturating_mul(FRAME_BYTES));
+            add(&mut counters.slab_bytes, bytes(SLAB_RECLAIMABLE)?);
+            add(&mut counters.slab_bytes, bytes(SLAB_UNRECLAIMABLE)?);
+            add(&mut counters.anonymous_bytes, bytes(ANON_MAPPED)?);
+            add(&mut counters.cache_bytes, bytes(FILE_PAGES)?);
         }
         let parts = [
             counters.free_bytes,
@@ -162,8 +164,8 @@ impl Guest {
             if managed > spanned {
                 return None;
             }
-            counters.total_bytes += managed * FRAME_BYTES;
-            counters.free_bytes += word(fields.free_pages)? * FRAME_BYTES;
+            add(&mut counters.total_bytes, managed * FRAME_BYTES);
+            add(&mut counters.free_bytes, word(fields.free_pages)? * FRAME_BYTES);
             let count = fields.free_list + 16 * fields.migrate_types;
             for (order, blocks) in (0..).zip(&mut counters.free_blocks) {
                 *blocks += word(fields.free_area + fields.free_area_bytes * order + count)?;
@@ -177,7 +179,8 @@ impl Counters {
     /// Free memory in blocks of at least this order, in bytes.
     pub fn free_in_blocks(&self, least_order: u8) -> u64 {
         let blocks = self.free_blocks.iter().enumerate().skip(least_order.into());
-        blocks.map(|(order, &count)| count.saturating_mul(FRAME_BYTES << order)).sum()
+        let bytes = blocks.map(|(order, &count)| count.saturating_mul(FRAME_BYTES << order));
+        bytes.fold(0, u64::saturating_add)
     }
 }
 
@@ -189,8 +192,12 @@ fn lru_at(mem: &dyn GuestMemory, at: Gpa) -> Option<LruFrames> {
     Some(lru)
 }
 
+fn add(sum: &mut u64, bytes: u64) {
+    *sum = sum.saturating_add(bytes);
+}
+
 /// A counter's value. A negative one is a CPU's debt, and counts as 0. None is more than a guest
-/// can have, so that sums of them do not overflow.
+/// can have, so that bytes of them do not overflow.
 fn frames(word: u64) -> u64 {
     (word as i64).clamp(0, 1 << 40) as u64
 }

@@ -75,7 +75,7 @@ fn found(pid: i32) -> Option<Found> {
         name: line.name(),
         uuid: line.uuid(),
         manager,
-        memory_bytes: line.ram().iter().map(|block| block.bytes).sum(),
+        memory_bytes: line.ram_bytes(),
         obstacle: why.map(|why| why.to_string()),
         is_served,
     })

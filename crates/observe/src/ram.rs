@@ -10,8 +10,11 @@ use ebb_sys::pagemap::Pagemap;
 use ebb_sys::process::{Process, Vma};
 use ebb_sys::ram_file::RamFile;
 use ebb_sys::uffd::HvaRange;
-use ebb_units::{FRAME_BYTES, Hva};
+use ebb_units::Hva;
 use ebb_vm::command_line::{CommandLine, RamBlock};
+
+/// Most RAM of a VM, in bytes.
+const RAM_BYTES_MAX: u64 = 64 << 40;
 
 /// Why the RAM of a process was not found.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +33,9 @@ pub enum NoRam {
         /// Size of the backend that was not found.
         bytes: u64,
     },
+    /// The command line gives more than any VM has.
+    #[error("its command line gives {0} bytes of RAM, and at most 64 TiB are looked at")]
+    TooLarge(u64),
     /// The RAM is in a file on a disk.
     #[error("its RAM is in {0}, which is no memory: only tmpfs, hugetlbfs and memfds are read")]
     OnDisk(String),
@@ -70,9 +76,13 @@ impl Ram {
         let io = |source| NoRam::Io { pid, source };
         let line = CommandLine::new(process.command_line().map_err(io)?);
         let mappings = process.mappings().map_err(io)?;
-        let (mut blocks, mut start) = (Vec::new(), 0_u64);
-        let mut found = Vec::new();
-        for RamBlock { bytes, .. } in line.ram() {
+        let asked = line.ram();
+        let bytes = line.ram_bytes();
+        if bytes > RAM_BYTES_MAX {
+            return Err(NoRam::TooLarge(bytes));
+        }
+        let (mut blocks, mut start, mut found) = (Vec::new(), 0, Vec::new());
+        for RamBlock { bytes, .. } in asked {
             let first = place_of(&mappings, bytes, &found).ok_or(NoRam::NotMapped { bytes })?;
             found.push(first.start);
             let place = Place::of(&process, first).map_err(io)?;
@@ -82,7 +92,7 @@ impl Ram {
                 return Err(NoRam::OnDisk(first.name.clone()));
             }
             blocks.push(Block { start, bytes, place });
-            start = start.saturating_add(bytes);
+            start += bytes;
         }
         Ok(Ram { process, blocks, bytes: start })
     }
@@ -170,7 +180,7 @@ impl Block {
             }
             Place::Private { pagemap, address, .. } => {
                 let range = HvaRange { start: Hva(address.0 + from), bytes: end - from };
-                pagemap.present(range, |page| visit(from + page * FRAME_BYTES, FRAME_BYTES))
+                pagemap.present(range, |part| visit(part.start.0 - address.0, part.bytes))
             }
         }
     }

@@ -5,7 +5,7 @@ use std::cell::OnceCell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use ebb_inspect::{GuestMemory, PageWords};
-use ebb_units::{FRAME_BYTES, FRAMES_PER_HUGE, Gpa};
+use ebb_units::{FRAME_BYTES, Gpa};
 
 use crate::layout::Segment;
 use crate::ram::Ram;
@@ -20,15 +20,20 @@ const SPANS_MAX: usize = 256;
 /// Most words of such a read: more than a note has.
 const SPAN_WORDS_MAX: usize = 2 * FRAME_WORDS;
 
+/// Entries of a table of frames.
+const ENTRIES: u64 = 512;
+
 type Frame = Box<[AtomicU64]>;
-/// The frames of 2 MiB; `None`: it is not in memory.
+/// 512 frames, which are 2 MiB; `None`: it is not in memory.
 type Leaf = Vec<OnceCell<Option<Frame>>>;
+/// 512 leaves, which are 1 GiB.
+type Branch = Vec<OnceCell<Leaf>>;
 
 /// One look at a guest's RAM.
 pub(crate) struct View<'r> {
     ram: &'r Ram,
     segments: &'r [Segment],
-    leaves: Vec<OnceCell<Leaf>>,
+    branches: Vec<OnceCell<Branch>>,
     spans: OnceCell<Box<Span>>,
 }
 
@@ -42,9 +47,8 @@ struct Span {
 impl<'r> View<'r> {
     /// A view of RAM that is placed like this.
     pub(crate) fn new(ram: &'r Ram, segments: &'r [Segment]) -> View<'r> {
-        let leaves = ram.bytes().div_ceil(FRAME_BYTES * FRAMES_PER_HUGE);
-        let leaves = (0..leaves).map(|_| OnceCell::new()).collect();
-        View { ram, segments, leaves, spans: OnceCell::new() }
+        let branches = empty(ram.bytes().div_ceil(FRAME_BYTES * ENTRIES * ENTRIES));
+        View { ram, segments, branches, spans: OnceCell::new() }
     }
 
     /// The offset in RAM of an address, and the bytes behind it in its segment.
@@ -68,9 +72,10 @@ impl<'r> View<'r> {
     /// The frame at an offset in RAM.
     fn frame(&self, offset: u64) -> Option<&[AtomicU64]> {
         let number = offset / FRAME_BYTES;
-        let leaf = self.leaves.get((number / FRAMES_PER_HUGE) as usize)?;
-        let leaf = leaf.get_or_init(|| (0..FRAMES_PER_HUGE).map(|_| OnceCell::new()).collect());
-        let frame = leaf.get((number % FRAMES_PER_HUGE) as usize)?;
+        let branch = self.branches.get((number / ENTRIES / ENTRIES) as usize)?;
+        let branch = branch.get_or_init(|| empty(ENTRIES));
+        let leaf = branch.get((number / ENTRIES % ENTRIES) as usize)?;
+        let frame = leaf.get_or_init(|| empty(ENTRIES)).get((number % ENTRIES) as usize)?;
         frame.get_or_init(|| self.copy(number * FRAME_BYTES)).as_deref()
     }
 
@@ -111,6 +116,10 @@ impl<'r> View<'r> {
         });
         words.collect()
     }
+}
+
+fn empty<T>(count: u64) -> Vec<OnceCell<T>> {
+    (0..count).map(|_| OnceCell::new()).collect()
 }
 
 impl GuestMemory for View<'_> {

@@ -1,6 +1,7 @@
 //! One VM, looked at again and again.
 
 use std::io;
+use std::time::{Duration, Instant};
 
 use ebb_inspect::{
     CounterPlaces, Counters, Guest, NOTES_MAX, Note, RESERVE_BYTES, Request, Untrusted, begins_note,
@@ -18,11 +19,24 @@ const LEAST_ORDER: u8 = 9;
 /// Bytes of a note's header.
 const HEADER_BYTES: usize = 24;
 
+/// Longest time from one search for a kernel to the next.
+const SEARCH_AGAIN_MAX: Duration = Duration::from_secs(600);
+/// How much longer than the last search it takes to the next at least. So searches take a thousandth
+/// of a processor at most.
+const SEARCH_PART: u32 = 1000;
+
 /// A VM that is observed.
 pub struct Watch {
     ram: Ram,
     ways: Vec<Vec<Segment>>,
     known: Option<Known>,
+    in_vain: Option<InVain>,
+}
+
+/// A search that found no kernel.
+struct InVain {
+    why: NotKnown,
+    again: Instant,
 }
 
 /// A guest's kernel, and where its RAM and its counters are.
@@ -79,12 +93,14 @@ impl Watch {
         let line = CommandLine::new(process.command_line().map_err(io)?);
         let ram = Ram::find(process)?;
         let ways = ways(ram.bytes(), line.ram_below_4g());
-        Ok(Watch { ram, ways, known: None })
+        Ok(Watch { ram, ways, known: None, in_vain: None })
     }
 
     /// Looks at the VM. The first look, and the first one after a boot, searches all of the RAM
-    /// that is in memory for the kernel's note. The others read some hundred words, and a line of
-    /// metadata for each free block.
+    /// that is in memory for the kernel's note. If that is in vain, the next search is some time
+    /// later. Other looks read some hundred words, and a line of metadata for each free block.
+    ///
+    /// A VMM that serves its own faults can make a look wait for it.
     ///
     /// # Errors
     /// [`NoRam::Io`]: the process has ended, or may not be inspected any more.
@@ -97,9 +113,22 @@ impl Watch {
         let resident_bytes = self.ram.resident_bytes().map_err(io)?;
         let usage = match self.known.as_mut().and_then(|known| known.look(&self.ram)) {
             Some(usage) => Ok(usage),
-            None => self.find(),
+            None => self.search(),
         };
         Ok(Observed { memory_bytes: self.ram.bytes(), resident_bytes, usage })
+    }
+
+    /// Finds the kernel, unless that was in vain a short time ago.
+    fn search(&mut self) -> Result<Usage, NotKnown> {
+        let began = Instant::now();
+        if let Some(before) = self.in_vain.as_ref().filter(|before| began < before.again) {
+            return Err(before.why.clone());
+        }
+        let found = self.find();
+        let pause = (began.elapsed() * SEARCH_PART).min(SEARCH_AGAIN_MAX);
+        let in_vain = |why: &NotKnown| InVain { why: why.clone(), again: began + pause };
+        self.in_vain = found.as_ref().err().map(in_vain);
+        found
     }
 
     /// Finds the kernel, and looks at it.

@@ -79,7 +79,23 @@ impl Pagemap {
     ///
     /// # Errors
     /// `ENOTTY`: the kernel has no PAGEMAP_SCAN (it came with Linux 6.7).
-    pub fn mapped(&self, range: HvaRange, mut visit: impl FnMut(HvaRange)) -> io::Result<()> {
+    pub fn mapped(&self, range: HvaRange, visit: impl FnMut(HvaRange)) -> io::Result<()> {
+        let asked = ScanArg {
+            category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+            return_mask: RETURNED,
+            ..ScanArg::default()
+        };
+        self.scan(range, &asked, visit)
+    }
+
+    /// Visits the regions of `range` that have what is asked for, and some of what is to be
+    /// returned.
+    fn scan(
+        &self,
+        range: HvaRange,
+        asked: &ScanArg,
+        mut visit: impl FnMut(HvaRange),
+    ) -> io::Result<()> {
         let mut regions = [PageRegion::default(); REGIONS];
         let (mut start, end) = (range.start.0, range.start.0 + range.bytes);
         while start < end {
@@ -89,16 +105,14 @@ impl Pagemap {
                 end,
                 vec: regions.as_mut_ptr() as u64,
                 vec_len: REGIONS as u64,
-                category_anyof_mask: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
-                return_mask: RETURNED,
-                ..ScanArg::default()
+                ..*asked
             };
             // SAFETY: `arg` is the struct whose size is encoded in the request, and its vector is
             // `regions` with its length.
             let got = unsafe { libc::ioctl(self.file.as_raw_fd(), PAGEMAP_SCAN, &raw mut arg) };
             let count = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
             let found = regions.iter().take(count);
-            for region in found.filter(|region| region.categories & RETURNED != 0) {
+            for region in found.filter(|region| region.categories & asked.return_mask != 0) {
                 visit(HvaRange { start: Hva(region.start), bytes: region.end - region.start });
             }
             // Without progress the walk would never end.
@@ -120,18 +134,29 @@ impl Pagemap {
         Ok(u64::from_ne_bytes(bytes) & ENTRY_PRESENT != 0)
     }
 
-    /// Visits the pages of `range` that are mapped to memory, in order, by their number in the
-    /// range. Unlike [`Self::mapped`], this works for private memory and on all kernels.
+    /// Visits the parts of `range` that are mapped to memory, in order. Unlike [`Self::mapped`],
+    /// this works for private memory and on all kernels.
     ///
     /// # Errors
     /// As pread(2) of `/proc/PID/pagemap`.
-    pub fn present(&self, range: HvaRange, mut visit: impl FnMut(u64)) -> io::Result<()> {
-        self.entries(range, |page, entry| {
-            if entry & ENTRY_PRESENT != 0 {
-                visit(page);
+    pub fn present(&self, range: HvaRange, mut visit: impl FnMut(HvaRange)) -> io::Result<()> {
+        let asked = ScanArg {
+            category_mask: PAGE_IS_PRESENT,
+            return_mask: PAGE_IS_PRESENT,
+            ..ScanArg::default()
+        };
+        match self.scan(range, &asked, &mut visit) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
+                self.entries(range, |page, entry| {
+                    if entry & ENTRY_PRESENT != 0 {
+                        let start = Hva(range.start.0 + page * FRAME_BYTES);
+                        visit(HvaRange { start, bytes: FRAME_BYTES });
+                    }
+                    Ok(())
+                })
             }
-            Ok(())
-        })
+            scanned => scanned,
+        }
     }
 
     /// Visits the pages of `range` that are mapped to memory, in order: (number of the page in the
@@ -266,8 +291,8 @@ mod tests {
         let pagemap = Pagemap::open(&Process::own().unwrap()).unwrap();
         let mut found = Vec::new();
         let all = HvaRange { start: mapping.address(), bytes: BYTES };
-        pagemap.present(all, |page| found.push(page)).unwrap();
-        assert_eq!(found, [5]);
+        pagemap.present(all, |part| found.push((part.start.0 - all.start.0, part.bytes))).unwrap();
+        assert_eq!(found, [(5 << 12, 4096)]);
         let at = |page: u64| pagemap.is_present(Hva(all.start.0 + (page << 12) + 7)).unwrap();
         assert_eq!([4, 5, 6].map(at), [false, true, false]);
     }

@@ -86,6 +86,11 @@ impl CommandLine {
         vec![RamBlock { id: None, bytes }]
     }
 
+    /// The size of all of [`CommandLine::ram`], in bytes.
+    pub fn ram_bytes(&self) -> u64 {
+        self.ram().iter().fold(0, |sum, block| sum.saturating_add(block.bytes))
+    }
+
     /// How much of the RAM lies below 4 GiB at most, if the machine is told so.
     pub fn ram_below_4g(&self) -> Option<u64> {
         let value = self.machine_options().find_map(|one| key(one, "max-ram-below-4g="))?;

@@ -52,6 +52,9 @@ pub fn use_it(mem: &dyn GuestMemory, mut guest: Guest) -> Result<(), Untrusted> 
         look.head(Gfn(gfn));
         guest.memmap().walk(mem, Gfn(gfn));
     }
+    if let Some(places) = guest.counter_places(mem) {
+        let _ = guest.counters(mem, &places).map(|counters| counters.free_in_blocks(9));
+    }
     guest.recheck(mem);
     guest.refresh(mem).map(|_| ())
 }
