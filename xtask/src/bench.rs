@@ -19,6 +19,7 @@ mod identity;
 mod kept;
 mod llfree;
 mod memory;
+mod observe;
 mod reclaim;
 mod report;
 mod rounds;
@@ -89,6 +90,8 @@ enum Name {
     Reclaim,
     /// Reads of the guest's page metadata
     Scan,
+    /// Looks at VMs that nobody manages: their cost, and their error
+    Observe,
     /// Memory of the daemon itself, and of each VM's process
     Memory,
     /// Emptying QEMU's page table for a limit, by a ring and by injected calls
@@ -166,10 +169,11 @@ enum Name {
 /// A benchmark: takes its figures in a session.
 type Bench = fn(&Session) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 38] = [
+const EACH: [(Name, Bench); 39] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
+    (Name::Observe, observe::run),
     (Name::Memory, memory::run),
     (Name::Forget, forget::run),
     (Name::Store, store::run),
