@@ -1,5 +1,7 @@
 //! A run directory with its daemon and its VMs.
 
+mod libvirt;
+
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -18,6 +20,7 @@ use crate::process;
 use crate::undo::{Scratch, Undo};
 use crate::vm::Vm;
 use crate::wait::until;
+pub use libvirt::{Domain, Libvirt};
 
 /// Name of the process of a VM.
 const SERVER: &str = "ebbd-vm";

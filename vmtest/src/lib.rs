@@ -33,7 +33,7 @@ pub use console::{Console, GuestError};
 pub use disk::Disk;
 pub use faulty::{Failing, FaultyDisk};
 pub use guest::Guest;
-pub use host::{Host, Ran, permit};
+pub use host::{Domain, Host, Libvirt, Ran, permit};
 pub use memory::{MemoryDevice, Sizes};
 pub use mount::SmallFs;
 pub use neighbour::Neighbour;

@@ -7,6 +7,7 @@ pub mod devices;
 mod hyperalloc;
 pub mod limit;
 mod make_pager;
+mod make_userfaultfd;
 mod member;
 pub mod passed_through;
 mod piloted;

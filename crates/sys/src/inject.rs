@@ -101,10 +101,18 @@ impl<'p> Target<'p> {
     }
 }
 
+/// How a process gets a userfaultfd.
+#[derive(Clone, Copy)]
+pub enum Door<'a> {
+    /// By userfaultfd(2), which an unprivileged process may not call.
+    Call,
+    /// By a node of `/dev/userfaultfd` that the process may open.
+    Node(&'a CStr),
+    /// By a descriptor of `/dev/userfaultfd` that the process has.
+    Descriptor(i32),
+}
+
 /// Makes a userfaultfd inside the process. Returns its number there.
-///
-/// An unprivileged VMM may not call userfaultfd(2). It may open `node`, a node of
-/// `/dev/userfaultfd` made for it, and get a userfaultfd from there.
 ///
 /// The number is a random high one, where the process may have such. So a thread that closes it
 /// late closes neither a descriptor of the process's own, which get the lowest numbers, nor a later
@@ -113,14 +121,18 @@ impl<'p> Target<'p> {
 /// # Errors
 /// `EPERM`: tracing is not allowed. `TimedOut`: the process does not stop. In words: a thread is
 /// still in an earlier call. Otherwise what the injected calls returned.
-pub fn userfaultfd(target: &Target, node: Option<&CStr>) -> io::Result<i32> {
+pub fn userfaultfd(target: &Target, door: Door<'_>) -> io::Result<i32> {
     let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
     let number = high_number(target.process)?;
     sent::wait_for_none(target)?;
     let made = target.inside(|thread| {
-        let made = match node {
-            None => thread.call(libc::SYS_userfaultfd, [flags, 0, 0])?,
-            Some(node) => {
+        let made = match door {
+            Door::Call => thread.call(libc::SYS_userfaultfd, [flags, 0, 0])?,
+            Door::Descriptor(device) => {
+                let device = u64::try_from(device).map_err(io::Error::other)?;
+                thread.call(libc::SYS_ioctl, [device, USERFAULTFD_IOC_NEW, flags])?
+            }
+            Door::Node(node) => {
                 let device = thread.open(node)?;
                 let made = thread.call(libc::SYS_ioctl, [device, USERFAULTFD_IOC_NEW, flags]);
                 thread.call(libc::SYS_close, [device, 0, 0])?;

@@ -108,11 +108,19 @@ pub fn own_uffd() -> io::Result<Uffd> {
     Uffd::new().or_else(by_device)
 }
 
+/// Opens `/dev/userfaultfd` itself, for a process that cannot.
+///
+/// # Errors
+/// As open(2); [`why_closed`] explains them.
+pub fn open_device() -> io::Result<File> {
+    open_own(Path::new(HOSTS))
+}
+
 fn by_device(denied: io::Error) -> io::Result<Uffd> {
     if denied.raw_os_error() != Some(Errno::PERM.raw_os_error()) {
         return Err(denied);
     }
-    let device = open_own(Path::new(HOSTS)).map_err(|error| {
+    let device = open_device().map_err(|error| {
         let (why, advice) = why_closed(&error);
         io::Error::new(error.kind(), format!("{why}: {advice}"))
     })?;

@@ -4,10 +4,13 @@
 
 mod ears;
 mod error;
+mod lend;
 #[cfg(test)]
 mod tests;
 
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +19,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{
+    RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, send, sendmsg,
+};
 use serde_json::{Value, json};
 
 use crate::dial::{Turn, dial, turn};
@@ -24,6 +29,7 @@ use crate::shown::{REASON_MAX, shown};
 
 pub use ears::Ears;
 pub use error::QmpError;
+pub use lend::Lent;
 
 /// A QEMU that does not answer for this long counts as stuck.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
@@ -264,6 +270,18 @@ impl Qmp {
         bytes: usize,
         deadline: Instant,
     ) -> Result<Value, QmpError> {
+        self.request_with(command, arguments, None, bytes, deadline)
+    }
+
+    /// As [`Qmp::request`], with a descriptor that QEMU gets a copy of.
+    fn request_with(
+        &mut self,
+        command: &str,
+        arguments: Value,
+        fd: Option<BorrowedFd<'_>>,
+        bytes: usize,
+        deadline: Instant,
+    ) -> Result<Value, QmpError> {
         if self.until.is_some_and(|end| Instant::now() > end) {
             return Err(io::Error::from(ErrorKind::TimedOut).into());
         }
@@ -280,7 +298,7 @@ impl Qmp {
         self.id += 1;
         let request = json!({ "execute": command, "arguments": arguments, "id": self.id });
         self.owed = Some((Instant::now(), bytes));
-        self.send(format!("{request}\n").as_bytes(), deadline)?;
+        self.send(format!("{request}\n").as_bytes(), fd, deadline)?;
         loop {
             let message = self.message(deadline, &mut room)?;
             if let Some(answer) = self.take(&message)? {
@@ -388,10 +406,16 @@ impl Qmp {
 
     /// Sends a request. If it was sent only in part, shuts the connection down: nobody could tell
     /// the next request from the rest of this one.
-    fn send(&mut self, mut line: &[u8], deadline: Instant) -> Result<(), QmpError> {
+    /// Sends a line, and the descriptor with its first byte.
+    fn send(
+        &mut self,
+        mut line: &[u8],
+        mut fd: Option<BorrowedFd<'_>>,
+        deadline: Instant,
+    ) -> Result<(), QmpError> {
         while !line.is_empty() {
-            match send(&self.stream, line, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(sent) => line = line.get(sent..).unwrap_or_default(),
+            match self.send_some(line, fd) {
+                Ok(sent) => (line, fd) = (line.get(sent..).unwrap_or_default(), None),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN) => {
                     if let Err(error) = self.wait(PollFlags::OUT, deadline) {
@@ -403,6 +427,16 @@ impl Qmp {
             }
         }
         Ok(())
+    }
+
+    fn send_some(&self, line: &[u8], fd: Option<BorrowedFd<'_>>) -> rustix::io::Result<usize> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let Some(fd) = fd else { return send(&self.stream, line, flags) };
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let (fds, mut control) = ([fd], SendAncillaryBuffer::new(&mut space));
+        // There is room for one.
+        control.push(SendAncillaryMessage::ScmRights(&fds));
+        sendmsg(&self.stream, &[IoSlice::new(line)], &mut control, flags)
     }
 
     fn wait(&self, what: PollFlags, deadline: Instant) -> Result<(), QmpError> {

@@ -11,7 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{anyhow, bail};
-use ebb_sys::inject::{self, Target};
+use ebb_sys::inject::{self, Door, Target};
 use ebb_sys::process::Process;
 use ebb_sys::remote_ring::{RemoteRing, RingParams};
 use ebb_sys::uffd::HvaRange;
@@ -34,8 +34,20 @@ const LINE_BYTES: u64 = 1024;
 /// The message of the injection. No userfaultfd is left then that it made. One that watches memory
 /// already is of another pager, and stays.
 pub fn make(process: &Process) -> io::Result<i32> {
+    make_with(process, &[])
+}
+
+/// As [`make`], by a descriptor of `/dev/userfaultfd` that the process has.
+///
+/// # Errors
+/// Those of [`make`].
+pub fn make_by(process: &Process, device: i32) -> io::Result<i32> {
+    make_with(process, &[u64::try_from(device).map_err(io::Error::other)?])
+}
+
+fn make_with(process: &Process, numbers: &[u64]) -> io::Result<i32> {
     let before = process.userfaultfds()?;
-    let out = run("make", process, &[]);
+    let out = run("make", process, numbers);
     let made = out.and_then(|out| {
         out.trim().parse().map_err(|_| io::Error::other(format!("no descriptor: {out}")))
     });
@@ -192,7 +204,13 @@ pub fn main(arguments: &[String]) -> anyhow::Result<()> {
     })?;
     let ranges = || ranges(arguments.get(3..).unwrap_or_default());
     match word(0) {
-        "make" => println!("{}", make_userfaultfd(&process, &target)?),
+        "make" => match arguments.get(3) {
+            None => println!("{}", make_userfaultfd(&process, &target)?),
+            Some(device) => {
+                let door = Door::Descriptor(device.parse()?);
+                println!("{}", inject::userfaultfd(&target, door)?);
+            }
+        },
         "close" => match inject::close(&target, word(3).parse()?) {
             // A thread that was sent before has closed it.
             Err(error) if is(&error, Errno::BADF) => {}
@@ -216,7 +234,7 @@ fn ranges(words: &[String]) -> anyhow::Result<Vec<HvaRange>> {
 /// Makes a userfaultfd by userfaultfd(2) if the VMM may call that, else through a device node that
 /// the VMM can open. A sandboxed VMM without privileges can do the latter.
 fn make_userfaultfd(process: &Process, target: &Target) -> anyhow::Result<i32> {
-    match inject::userfaultfd(target, None) {
+    match inject::userfaultfd(target, Door::Call) {
         Err(error) if is(&error, Errno::PERM) => make_through_node(process.user()?, target),
         Err(error) if is(&error, Errno::NOSYS) => {
             bail!("{error}: boot a kernel built with CONFIG_USERFAULTFD")
@@ -231,7 +249,7 @@ fn make_through_node(user: u32, target: &Target) -> anyhow::Result<i32> {
         anyhow!("{why}: {advice}")
     };
     let node = Node::make(user).map_err(closed)?;
-    inject::userfaultfd(target, Some(&node.name()?)).map_err(|error| match node.open() {
+    inject::userfaultfd(target, Door::Node(&node.name()?)).map_err(|error| match node.open() {
         // The VMM is in another control group, or another process traces it.
         Ok(_) if is(&error, Errno::PERM) => anyhow!(
             "it may not open a node of /dev/userfaultfd ({error}), which ebbd may: end a debugger \

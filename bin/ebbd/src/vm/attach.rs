@@ -19,8 +19,8 @@ use super::context::{ContextParts, VmContext};
 use super::detach;
 use super::devices::unplugged;
 use super::make_pager::{self, Made};
+use super::make_userfaultfd;
 use super::passed_through;
-use crate::helpers::injector;
 use crate::model::api_error::{Answer, failed, not_allowed, unsaved};
 use crate::model::record::{Record, RegionRecord};
 use crate::serve::disks::Disks;
@@ -36,14 +36,15 @@ use crate::system::{remains, small_pages};
 pub fn attach(
     process: Process,
     ram: Ram,
-    qmp: Qmp,
+    mut qmp: Qmp,
     ((disks, growth), held): ((Disks, Growth), Option<Held>),
     mut record: Record,
     directory: &Path,
 ) -> Answer<(VmContext, Receiver<Command>)> {
     describe(&process, &ram, disks.shared.is_strict() || held.is_some(), &mut record)?;
     let swap_was_there = record.swap.exists();
-    let made = make(&process, ram, (&disks, &growth, held), &mut record, directory);
+    let with = (&disks, &growth, held);
+    let made = make(&process, ram, (with, &mut qmp), &mut record, directory);
     let Attached { pager, restored, passed } = match made {
         Ok(made) => made,
         Err(refused) => {
@@ -107,7 +108,7 @@ struct Attached {
 fn make(
     process: &Process,
     ram: Ram,
-    (disks, growth, held): (&Disks, &Growth, Option<Held>),
+    ((disks, growth, held), qmp): ((&Disks, &Growth, Option<Held>), &mut Qmp),
     record: &mut Record,
     directory: &Path,
 ) -> Answer<Attached> {
@@ -120,7 +121,7 @@ fn make(
             "process {pid} is on record as {name}: detach {name} first"
         )));
     }
-    let number = injector::make(process).map_err(|error| {
+    let number = make_userfaultfd::make(process, Some(qmp)).map_err(|error| {
         not_allowed(format!("process {} cannot be given a userfaultfd: {error}", process.pid()))
     })?;
     record.making = Some(number);

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+use std::time::Duration;
 
 use ebb_api::Mode;
 use ebb_ledger::{Content, Ledger};
@@ -14,8 +15,8 @@ use ebb_served::SharedDisks;
 use ebb_sys::process::Process;
 use ebb_sys::uffd::Uffd;
 use ebb_units::FrameRange;
-use ebb_vm::Ram;
 use ebb_vm::layout::{self, KnownRegion};
+use ebb_vm::{Qmp, Ram};
 
 use super::attach;
 use super::context::mailbox::Command;
@@ -23,6 +24,7 @@ use super::context::{ContextParts, LEAVING, VmContext};
 use super::detach::{has_userfaultfd, remove_detached};
 use super::devices::unplugged;
 use super::make_pager::{self, Made};
+use super::make_userfaultfd;
 use super::passed_through;
 use crate::helpers::injector;
 use crate::model::api_error::unsaved;
@@ -33,6 +35,9 @@ use crate::support::life::Life;
 use crate::support::privileges::as_vm_thread;
 use crate::system::remains::ledger_path;
 use crate::system::small_pages;
+
+/// Longest wait for the monitor of a VMM that may be needed for a userfaultfd.
+const MONITOR: Duration = Duration::from_secs(5);
 
 /// Why a VM is not recovered.
 #[derive(Debug, thiserror::Error)]
@@ -211,7 +216,7 @@ fn unprotect_in_ram(pager: &Pager, frames: FrameRange) {
 
 /// Makes a userfaultfd where a process died before the VM was managed, and puts it on record before
 /// it watches anything. Closes what that process left: the one on record, or one that watches
-/// nothing.
+/// nothing. As nothing is watched, the VMM can answer.
 fn remake(process: &Process, record: &mut Record, directory: &Path) -> io::Result<i32> {
     let left = process.userfaultfds()?;
     for &number in left.iter().filter(|&&number| record.making != Some(number)) {
@@ -224,7 +229,12 @@ fn remake(process: &Process, record: &mut Record, directory: &Path) -> io::Resul
         }
     }
     left.into_iter().try_for_each(|number| injector::close(process, number))?;
-    let number = injector::make(process)?;
+    let mut qmp = Qmp::connect_to(process.pid(), &record.qmp, MONITOR).ok();
+    let number = make_userfaultfd::make(process, qmp.as_mut());
+    if let Some(qmp) = qmp {
+        qmp.close();
+    }
+    let number = number?;
     record.change(directory, |record| record.making = Some(number))?;
     Ok(number)
 }

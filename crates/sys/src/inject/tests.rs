@@ -64,7 +64,7 @@ fn helper() {
             target.inside(|thread| thread.call(libc::SYS_close, [number(2), 0, 0])).map(drop)
         }
         "close-userfaultfd" => close(&target, number(2) as i32),
-        "make" => userfaultfd(&target, None).map(drop),
+        "make" => userfaultfd(&target, Door::Call).map(drop),
         "forget" => forget(&target, &[range()]),
         "populate" => {
             let arguments = [number(2), number(3), libc::MADV_POPULATE_READ as u64];
@@ -232,7 +232,7 @@ fn another_process_by_that_number_is_left_alone() {
     let mut target = Target::new(&process, start_ticks).unwrap();
     // This is as if another process had taken the PID between the first look and the stop.
     target.start_ticks += 1;
-    let error = userfaultfd(&target, None).unwrap_err();
+    let error = userfaultfd(&target, Door::Call).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::ESRCH));
     let descriptors = process.descriptors().unwrap();
     assert!(!descriptors.iter().any(|(_, link)| link.contains("userfaultfd")), "{descriptors:?}");

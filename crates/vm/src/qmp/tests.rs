@@ -347,3 +347,38 @@ fn an_owner_that_is_late_to_accept_is_waited_for() {
     qmp.await_greeting(Duration::from_secs(60), deadline).unwrap();
     late.join().unwrap();
 }
+
+#[test]
+fn a_descriptor_is_lent_with_its_request() {
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, recvmsg};
+    use std::io::IoSliceMut;
+    use std::os::fd::AsFd;
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let qemu = std::thread::spawn(move || {
+        let (mut line, mut space) = ([0; 512], [MaybeUninit::uninit(); 128]);
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(&mut line)];
+        recvmsg(&theirs, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
+        let got = control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+            _ => None,
+        });
+        (&theirs).write_all(b"{\"return\":{\"fdset-id\":3,\"fd\":9},\"id\":1}\n").unwrap();
+        let mut said = [0; 512];
+        let bytes = (&theirs).read(&mut said).unwrap();
+        (&theirs).write_all(b"{\"return\":{},\"id\":2}\n").unwrap();
+        let mut text = String::new();
+        std::fs::File::from(got.unwrap()).read_to_string(&mut text).unwrap();
+        (text, String::from_utf8_lossy(&said[..bytes]).into_owned())
+    });
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(b"lent").unwrap();
+    std::io::Seek::rewind(&mut file).unwrap();
+    let mut qmp = Qmp::over(ours);
+    let lent = qmp.lend(file.as_fd()).unwrap();
+    assert_eq!(lent.number, 9);
+    qmp.end_loan(&lent).unwrap();
+    let (text, said) = qemu.join().unwrap();
+    assert_eq!(text, "lent");
+    assert!(said.contains("remove-fd") && said.contains("\"fd\":9"), "{said}");
+}

@@ -63,7 +63,7 @@ fn a_call_that_cannot_be_given_up_ends_by_itself() {
     let mut victim = Victim::of("nanosleep");
     let process = victim.process();
     let target = Target::new(&process, process.start_ticks().unwrap()).unwrap();
-    let uffd = Uffd::from(process.descriptor(userfaultfd(&target, None).unwrap()).unwrap());
+    let uffd = Uffd::from(process.descriptor(userfaultfd(&target, Door::Call).unwrap()).unwrap());
     uffd.handshake(0).unwrap();
     let shared = victim.shared();
     let range = HvaRange { start: shared.start, bytes: shared.bytes };

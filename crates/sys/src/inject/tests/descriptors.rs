@@ -1,5 +1,7 @@
 //! Tests of the userfaultfds that a process is made to open and close.
 
+use std::os::fd::AsRawFd;
+
 use rustix::process::Pid;
 
 use super::*;
@@ -24,7 +26,7 @@ fn descriptors_come_and_go() {
     let process = victim.process();
     let target = Target::new(&process, process.start_ticks().unwrap()).unwrap();
     for _ in 0..50 {
-        let fd = userfaultfd(&target, None).unwrap();
+        let fd = userfaultfd(&target, Door::Call).unwrap();
         let there = process.descriptors().unwrap();
         assert!(there.contains(&(fd, "anon_inode:[userfaultfd]".to_owned())), "{there:?}");
         close(&target, fd).unwrap();
@@ -42,7 +44,7 @@ fn the_numbers_that_a_process_uses_stay_its_own() {
     let process = victim.process();
     let target = Target::new(&process, process.start_ticks().unwrap()).unwrap();
     let before = process.descriptors().unwrap();
-    let fd = userfaultfd(&target, None).unwrap();
+    let fd = userfaultfd(&target, Door::Call).unwrap();
     assert!(fd as u64 >= process.descriptors_max().unwrap().min(NUMBER_MAX) / 2, "{fd}");
     assert_eq!(process.descriptors().unwrap().len(), before.len() + 1);
     close(&target, fd).unwrap();
@@ -51,7 +53,7 @@ fn the_numbers_that_a_process_uses_stay_its_own() {
     let next = (0..).find(|number| before.iter().all(|(used, _)| used != number)).unwrap();
     let limit = Rlimit { current: Some(next as u64 + 1), maximum: Some(next as u64 + 1) };
     prlimit(Some(Pid::from_child(&victim.child)), Resource::Nofile, limit).unwrap();
-    assert_eq!(userfaultfd(&target, None).unwrap(), next);
+    assert_eq!(userfaultfd(&target, Door::Call).unwrap(), next);
     close(&target, next).unwrap();
     // A descriptor that is not a userfaultfd is not closed.
     assert_eq!(close(&target, 0).unwrap_err().raw_os_error(), Some(libc::EBADF));
@@ -67,7 +69,7 @@ fn a_close_that_is_still_to_come_is_the_only_one() {
     let mut victim = Victim::of("read");
     let (process, pid) = (victim.process(), Pid::from_child(&victim.child));
     let target = Target::new(&process, process.start_ticks().unwrap()).unwrap();
-    let fd = userfaultfd(&target, None).unwrap();
+    let fd = userfaultfd(&target, Door::Call).unwrap();
     let words = format!("close-userfaultfd {} {fd}", victim.pid());
     let first = Killed(paused_at(helper_for(words.clone()), INTO_A_CALL));
     let refused = |why: &str| {
@@ -87,5 +89,28 @@ fn a_close_that_is_still_to_come_is_the_only_one() {
     kill_process(pid, Signal::CONT).unwrap();
     victim.goes_on();
     assert!(process.userfaultfds().unwrap().is_empty());
+    victim.ends_well();
+}
+
+#[test]
+fn a_userfaultfd_comes_from_a_device_that_the_process_has() {
+    if !may_trace() {
+        return;
+    }
+    let device = match crate::uffd_node::open_device() {
+        Ok(device) => device,
+        Err(error) => return eprintln!("SKIPPED: /dev/userfaultfd: {error}"),
+    };
+    // A child inherits what is not closed at its start.
+    rustix::io::fcntl_setfd(&device, rustix::io::FdFlags::empty()).unwrap();
+    let victim = Victim::of("read");
+    let process = victim.process();
+    let target = Target::new(&process, process.start_ticks().unwrap()).unwrap();
+    let fd = userfaultfd(&target, Door::Descriptor(device.as_raw_fd())).unwrap();
+    assert!(process.is_userfaultfd(fd).unwrap());
+    close(&target, fd).unwrap();
+    // What is no such device makes none.
+    let error = userfaultfd(&target, Door::Descriptor(0)).unwrap_err();
+    assert!(error.raw_os_error().is_some(), "{error}");
     victim.ends_well();
 }
