@@ -2,4 +2,5 @@
 
 pub mod http;
 pub mod server;
+pub mod tcp;
 pub mod vm_server;
