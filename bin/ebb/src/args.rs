@@ -13,6 +13,7 @@ use ebb_units::Bytes;
 
 use crate::below::Below;
 use crate::interval::Interval;
+use crate::remote;
 
 /// Elastic memory for VMs: unused memory goes to the host, and comes back on touch
 ///
@@ -26,6 +27,8 @@ pub struct Args {
     #[arg(long, global = true, env = "EBB_RUN_DIR", value_name = "DIR")]
     #[arg(default_value = route::RUN_DIR_DEFAULT)]
     pub run_dir: PathBuf,
+    #[command(flatten)]
+    pub remote: remote::Options,
     #[command(subcommand)]
     pub command: Command,
 }

@@ -9,6 +9,7 @@ use hyper::body::Bytes;
 use hyper::{Method, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use ebb_api::{ApiErrorBody, Version, advice, route};
 use rustix::net::sockopt::socket_peercred;
@@ -37,18 +38,15 @@ pub fn call<A: DeserializeOwned>(
         .body(Full::new(Bytes::from(body)))?;
     let daemon = Daemon::of(&stream);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-    let (status, answer) =
-        runtime.block_on(exchange(stream, request)).with_context(|| match log {
-            Some(log) => format!(
-                "ebbd ended the connection without an answer; its log, {}, may say why",
-                log.display()
-            ),
-            None => {
-                "ebbd ended the connection without an answer; its messages on standard error may \
+    let (status, answer) = runtime.block_on(local(stream, request)).with_context(|| match log {
+        Some(log) => format!(
+            "ebbd ended the connection without an answer; its log, {}, may say why",
+            log.display()
+        ),
+        None => "ebbd ended the connection without an answer; its messages on standard error may \
                      say why"
-                    .into()
-            }
-        })?;
+            .into(),
+    })?;
     let restart = || restart(&daemon.pid, runtime.block_on(daemon.version()).as_deref());
     if !status.is_success() {
         bail!(refusal(status, &answer, restart));
@@ -77,7 +75,7 @@ impl Daemon {
     async fn version(&self) -> Option<String> {
         let stream = UnixStream::connect(self.socket.as_ref()?).ok()?;
         let request = Request::builder().uri(route::VERSION).header(header::HOST, "ebbd");
-        let (_, answer) = exchange(stream, request.body(Full::default()).ok()?).await.ok()?;
+        let (_, answer) = local(stream, request.body(Full::default()).ok()?).await.ok()?;
         Some(serde_json::from_slice::<Version>(&answer).ok()?.version)
     }
 }
@@ -92,12 +90,23 @@ fn restart(pid: &str, version: Option<&str>) -> String {
     format!("{why} {end}, and the next ebb command starts its own; no VM is lost")
 }
 
-async fn exchange(
+async fn local(
     stream: UnixStream,
     request: Request<Full<Bytes>>,
 ) -> anyhow::Result<(StatusCode, Bytes)> {
     stream.set_nonblocking(true)?;
-    let stream = TokioIo::new(tokio::net::UnixStream::from_std(stream)?);
+    exchange(tokio::net::UnixStream::from_std(stream)?, request).await
+}
+
+/// Sends a request, and returns all of its answer.
+///
+/// # Errors
+/// The connection ends before.
+pub async fn exchange(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    request: Request<Full<Bytes>>,
+) -> anyhow::Result<(StatusCode, Bytes)> {
+    let stream = TokioIo::new(stream);
     let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await?;
     tokio::spawn(connection);
     let response = sender.send_request(request).await?;
@@ -105,7 +114,9 @@ async fn exchange(
     Ok((status, response.into_body().collect().await?.to_bytes()))
 }
 
-fn refusal(status: StatusCode, answer: &[u8], restart: impl FnOnce() -> String) -> String {
+/// Why a request was refused, in the daemon's words. If these are not understood: what `restart`
+/// returns, too.
+pub fn refusal(status: StatusCode, answer: &[u8], restart: impl FnOnce() -> String) -> String {
     if let Ok(refused) = serde_json::from_slice::<ApiErrorBody>(answer) {
         return refused.error;
     }

@@ -23,6 +23,7 @@ use crate::args::{Args, Attach, Auto, Begins, Command, Run, SizeOrOff, Switch, V
 use crate::below::Below;
 use crate::interval::Interval;
 use crate::progress::{self, Progress};
+use crate::remote::Remote;
 use crate::{Outcome, client, daemon, doctor, heat, interrupt, manual, show, trace};
 
 /// Time from one question to the daemon about its progress to the next.
@@ -32,7 +33,8 @@ const RECORD_EVERY: Duration = Duration::from_millis(500);
 
 /// Does what the command line says, and returns the text to print.
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
-    let host = Host { run_dir: args.run_dir, begins: args.command.begins() };
+    let remote = args.remote.remote(&args.command)?;
+    let host = Host { run_dir: args.run_dir, remote, begins: args.command.begins() };
     let text = match args.command {
         Command::Run(run) => host.run(run)?,
         Command::Attach(attach) => host.attach(attach)?,
@@ -84,6 +86,8 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
 
 struct Host {
     run_dir: PathBuf,
+    /// The daemon of another host, if that one is asked.
+    remote: Option<Remote>,
     /// What the command may begin there.
     begins: Begins,
 }
@@ -109,6 +113,9 @@ impl Host {
         path: &str,
         body: Vec<u8>,
     ) -> anyhow::Result<A> {
+        if let Some(remote) = &self.remote {
+            return remote.call(method, path, body);
+        }
         if self.begins == Begins::Nothing {
             self.check_used()?;
         }
@@ -127,7 +134,7 @@ impl Host {
     /// Nobody has.
     fn check_used(&self) -> anyhow::Result<()> {
         match self.run_dir.try_exists() {
-            Ok(false) => bail!(
+            Ok(false) if self.remote.is_none() => bail!(
                 "no VM is managed in {0}: there is no {0} (EBB_RUN_DIR, or --run-dir)",
                 self.run_dir.display()
             ),

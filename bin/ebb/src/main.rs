@@ -13,6 +13,7 @@ mod interrupt;
 mod interval;
 mod manual;
 mod progress;
+mod remote;
 mod show;
 mod trace;
 
