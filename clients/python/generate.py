@@ -29,6 +29,8 @@ UNITS = {
     "permille": "thousandths",
 }
 SCALARS = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"}
+# How the listener on TCP refuses any request: EbbError says enough of that.
+OVER_TCP = ("401", "403", "408", "413")
 METHODS = ("get", "put", "post", "delete")
 JSON, EVENTS = "application/json", "text/event-stream"
 
@@ -54,22 +56,29 @@ def kind(schema: Json) -> str:
     sys.exit(f"generate.py does not know how to write {schema}")
 
 
+def optional(schema: Json) -> str:
+    """The type of a value of this schema that may be left out."""
+    its = kind(schema)
+    return its if its.startswith("Optional[") else f"Optional[{its}]"
+
+
 def described(schema: Json) -> str:
     """What the document says about a member; it may stand in the part that is not null."""
     parts = [schema, *schema.get("oneOf", [])]
     return next((str(part["description"]) for part in parts if "description" in part), "")
 
 
-def unit(name: str) -> str:
-    ending = name.rpartition("_")[2]
-    return f"In {UNITS[ending]}." if ending in UNITS else ""
+def unit(name: str, text: str) -> str:
+    """The unit in which a name ends, unless the text has it."""
+    its = UNITS.get(name.rpartition("_")[2])
+    return f"In {its}." if its and not re.search(rf"\b{its}\b", text) else ""
 
 
 def member_doc(name: str, schema: Json) -> str:
     text = " ".join(described(schema).split())
     if text and not text.endswith("."):
         text += "."
-    return f"{text} {unit(name)}".strip()
+    return f"{text} {unit(name, text)}".strip()
 
 
 def docstring(text: str, indent: str) -> str:
@@ -94,12 +103,12 @@ def shape(name: str, schema: Json) -> str:
         words = ", ".join(json.dumps(word) for word in schema["enum"])
         lines = textwrap.fill(f"{name} = Literal[{words}]", WIDTH, subsequent_indent="    ")
         return f"{lines}\n" + docstring(described(schema) or name, "")
-    text = f"@dataclass(kw_only=True)\nclass {name}:\n" + docstring(described(schema) or name, "    ")
+    text = f"@dataclass(kw_only=True)\nclass {name}:\n"
+    text += docstring(described(schema) or name, "    ")
     required = schema.get("required", [])
     for member, content in schema.get("properties", {}).items():
-        its, own = kind(content), python_name(member)
-        if member not in required and not its.startswith("Optional["):
-            its = f"Optional[{its}]"
+        own = python_name(member)
+        its = kind(content) if member in required else optional(content)
         extra = []
         if member not in required or its.startswith("Optional["):
             extra.append("default=None")
@@ -123,7 +132,8 @@ def shapes(document: Json) -> str:
     order = sorted(names, key=lambda name: "enum" not in schemas[name])
     text = f'"""The shapes of requests and answers."""\n\n{NOTE}\n'
     text += "from __future__ import annotations\n\n"
-    text += "from dataclasses import dataclass, field\nfrom typing import List, Literal, Optional\n\n"
+    text += "from dataclasses import dataclass, field\n"
+    text += "from typing import List, Literal, Optional\n\n"
     text += "__all__ = [\n" + "".join(f'    "{name}",\n' for name in names) + "]\n"
     for name in order:
         text += "\n" + ("" if "enum" in schemas[name] else "\n") + shape(name, schemas[name])
@@ -134,20 +144,19 @@ def operations(document: Json) -> Iterator[Tuple[str, str, Json]]:
     for path, item in document["paths"].items():
         for method in METHODS:
             if method in item:
-                shared = item.get("parameters", [])
                 operation = item[method]
-                yield method, path, {**operation, "parameters": shared + operation.get("parameters", [])}
+                parameters = item.get("parameters", []) + operation.get("parameters", [])
+                yield method, path, {**operation, "parameters": parameters}
 
 
 def call_doc(method: str, path: str, operation: Json) -> str:
-    text = ". ".join(
-        str(operation[part]).strip().rstrip(".") for part in ("summary", "description") if operation.get(part)
-    )
-    text = f"{text}.\n\n{method.upper()} {path}"
+    parts = [str(operation.get(part, "")).strip() for part in ("summary", "description")]
+    text = " ".join(part.rstrip(".") + "." for part in parts if part)
+    text = f"{text}\n\n{method.upper()} {path}"
     refusals = [
         f"{status}: {content['description']}"
         for status, content in operation["responses"].items()
-        if not status.startswith("2") and content.get("description")
+        if status[0] != "2" and status not in OVER_TCP and content.get("description")
     ]
     if refusals:
         text += "\n\nRaises EbbError. " + " ".join(refusals)
@@ -156,11 +165,8 @@ def call_doc(method: str, path: str, operation: Json) -> str:
 
 def call(method: str, path: str, operation: Json) -> str:
     name = operation["operationId"]
-    content = next(
-        (answer.get("content") or {} for status, answer in operation["responses"].items() if status[0] == "2"),
-        {},
-    )
-    parameters = operation["parameters"]
+    answers = [answer for status, answer in operation["responses"].items() if status[0] == "2"]
+    content, parameters = answers[0].get("content") or {}, operation["parameters"]
     arguments: List[str] = ["self"]
     arguments += [f"{python_name(one['name'])}: str" for one in parameters if one["in"] == "path"]
     given: List[str] = []
@@ -170,9 +176,7 @@ def call(method: str, path: str, operation: Json) -> str:
     options: List[str] = []
     for place, passed in (("query", "query"), ("header", "headers")):
         found = [one for one in parameters if one["in"] == place]
-        for one in found:
-            its = kind(one["schema"])
-            options.append(f"{python_name(one['name'])}: {its if its.startswith('Optional[') else f'Optional[{its}]'} = None")
+        options += [f"{python_name(one['name'])}: {optional(one['schema'])} = None" for one in found]
         if found:
             pairs = ", ".join(f'"{one["name"]}": {python_name(one["name"])}' for one in found)
             given.append(f"{passed}={{{pairs}}}")
@@ -239,7 +243,8 @@ def main() -> None:
     stale = [path for path, text in made.items() if not path.exists() or path.read_text() != text]
     if sys.argv[1:] == ["--check"]:
         names = ", ".join(path.name for path in stale)
-        sys.exit(f"{names}: not what docs/openapi.json gives: run python3 clients/python/generate.py" if stale else 0)
+        mend = "not what docs/openapi.json gives: run python3 clients/python/generate.py"
+        sys.exit(f"{names}: {mend}" if stale else 0)
     if sys.argv[1:]:
         sys.exit("usage: generate.py [--check]")
     for path in stale:

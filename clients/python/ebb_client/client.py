@@ -70,9 +70,9 @@ class Client(Connection):
 
         PUT /v1/pool
 
-        Raises EbbError. 422: The pool would be smaller than its shares, or larger than the host's
-        memory. 500: The operation failed. 507: There is no room for the record; nothing was
-        changed."""
+        Raises EbbError. 400: The request makes no sense. 422: The pool would be smaller than its
+        shares, or larger than the host's memory. 500: The operation failed. 507: There is no room
+        for the record; nothing was changed."""
         return self._call("PUT", "/v1/pool", PoolStatus, request=request)
 
     def version(self) -> Version:
@@ -114,8 +114,8 @@ class Client(Connection):
 
         GET /v1/vms/{name}
 
-        Raises EbbError. 404: No such VM. 503: The VM cannot answer now: it is being recovered, is
-        busy, hangs, or waits for room.
+        Raises EbbError. 400: The request makes no sense. 404: No such VM. 503: The VM cannot answer
+        now: it is being recovered, is busy, hangs, or waits for room.
 
         counts: Look at every frame of the guest, which takes milliseconds per GiB. Without this,
             figures that need it are null."""
@@ -126,9 +126,10 @@ class Client(Connection):
 
         DELETE /v1/vms/{name}
 
-        Raises EbbError. 404: No such VM. 422: It cannot be detached now. 500: The operation failed.
-        503: The VM cannot answer now: it is being recovered, is busy, hangs, or waits for room.
-        507: There is no room for the record; nothing was changed."""
+        Raises EbbError. 400: The request makes no sense. 404: No such VM. 422: It cannot be
+        detached now. 500: The operation failed. 503: The VM cannot answer now: it is being
+        recovered, is busy, hangs, or waits for room. 507: There is no room for the record; nothing
+        was changed."""
         return self._call("DELETE", f"/v1/vms/{quoted(name)}", DetachReport)
 
     def auto(self, name: str, request: AutoRequest) -> AutoStatus:
@@ -158,8 +159,8 @@ class Client(Connection):
 
         GET /v1/vms/{name}/heat
 
-        Raises EbbError. 404: No such VM. 503: The VM cannot answer now: it is being recovered, is
-        busy, hangs, or waits for room."""
+        Raises EbbError. 400: The request makes no sense. 404: No such VM. 503: The VM cannot answer
+        now: it is being recovered, is busy, hangs, or waits for room."""
         return self._call("GET", f"/v1/vms/{quoted(name)}/heat", HeatReport)
 
     def monitor(self, name: str, request: HeatRequest) -> HeatReport:
@@ -226,8 +227,9 @@ class Client(Connection):
 
         GET /v1/vms/{name}/size
 
-        Raises EbbError. 404: No such VM. 422: The VM has no target. 503: The VM cannot answer now:
-        it is being recovered, is busy, hangs, or waits for room."""
+        Raises EbbError. 400: The request makes no sense. 404: No such VM. 422: The VM has no
+        target. 503: The VM cannot answer now: it is being recovered, is busy, hangs, or waits for
+        room."""
         return self._call("GET", f"/v1/vms/{quoted(name)}/size", ResizeReport)
 
     def resize(self, name: str, request: ResizeRequest) -> ResizeReport:

@@ -169,11 +169,10 @@ class Connection:
         query: Optional[Values],
         headers: Optional[Values],
     ) -> http.client.HTTPResponse:
-        given = {name: _text(value) for name, value in (query or {}).items() if value is not None}
+        given = _texts(query)
         target = path + ("?" + urllib.parse.urlencode(given) if given else "")
         body = None if request is None else json.dumps(to_json(request)).encode()
-        fields = dict(self._headers)
-        fields.update((name, _text(value)) for name, value in (headers or {}).items() if value is not None)
+        fields = {**self._headers, **_texts(headers)}
         if body is not None:
             fields["Content-Type"] = "application/json"
         connection.connect()
@@ -205,8 +204,13 @@ def _refusal(status: int, content: bytes) -> EbbError:
         return EbbError(f"ebbd answered {status}: {content[:200]!r}", status)
 
 
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _texts(values: Optional[Values]) -> Dict[str, str]:
+    """The values that are given, as they are sent."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in (values or {}).items()
+        if value is not None
+    }
 
 
 def quoted(name: str) -> str:

@@ -6,9 +6,7 @@ import dataclasses
 import functools
 import types
 import typing
-from typing import Any, Dict, Literal, Type, TypeVar, Union, get_args, get_origin
-
-T = TypeVar("T")
+from typing import Any, Dict, Literal, Union, get_args, get_origin
 
 
 class Misfit(Exception):
@@ -42,7 +40,8 @@ def from_json(kind: Any, value: Any) -> Any:
 def to_json(value: Any) -> Any:
     """Makes JSON of a dataclass. Members that are None are left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        members = ((_name(field), getattr(value, field.name)) for field in dataclasses.fields(value))
+        fields = dataclasses.fields(value)
+        members = ((_name(field), getattr(value, field.name)) for field in fields)
         return {name: to_json(member) for name, member in members if member is not None}
     if isinstance(value, (list, tuple)):
         return [to_json(one) for one in value]

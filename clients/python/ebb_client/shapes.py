@@ -177,7 +177,7 @@ class AutoRequest:
 
     below_percent: Optional[int] = None
     """The host is short of memory if less than this part of its memory is available, 0 to 100
-    percent; null keeps what is set (at first 10). In place of `below_bytes`. In percent."""
+    percent; null keeps what is set (at first 10). In place of `below_bytes`."""
 
     interval_ms: Optional[int] = None
     """Time between two reclaims, 100 ms to a day; null keeps what is set (at first 5 s). In
@@ -204,11 +204,11 @@ class AutoStatus:
 
     below_percent: Optional[int] = None
     """Available memory of the host below which there is pressure, in percent; null: `below_bytes`
-    counts. In percent."""
+    counts."""
 
     interval_ms: int
     """Time between two rounds, in milliseconds. With `when` as `pressure`, it counts only while
-    `ebbd` does not watch the host. In milliseconds."""
+    `ebbd` does not watch the host."""
 
     keep_bytes: int
     """Free memory to leave in the guest. V-Probe leaves 64 MiB if this is less. In bytes."""
@@ -309,7 +309,7 @@ class DetachReport:
     """What a detach brought back."""
 
     duration_ns: int
-    """Duration in nanoseconds. In nanoseconds."""
+    """Duration in nanoseconds."""
 
     restored_bytes: int
     """Memory that was brought back. In bytes."""
@@ -361,7 +361,7 @@ class EvictReport:
     """Frames that stayed because the guest wrote to them meanwhile."""
 
     duration_ns: int
-    """Duration in nanoseconds. In nanoseconds."""
+    """Duration in nanoseconds."""
 
     saved_bytes: int
     """Evicted memory. In bytes."""
@@ -429,7 +429,7 @@ class GuestFigures:
     """What a guest reports of its memory through its balloon; null: it does not report this."""
 
     age_s: int
-    """Age of these figures, in seconds. In seconds."""
+    """Age of these figures, in seconds."""
 
     available_bytes: Optional[int] = None
     """What the guest could use without running out of memory. In bytes."""
@@ -522,7 +522,7 @@ class HeatFigures:
     """Memory by degree, coldest first; unused memory is left out."""
 
     duration_ms: int
-    """Duration of all windows together, in milliseconds. In milliseconds."""
+    """Duration of all windows together, in milliseconds."""
 
     host_needs: str
     """What this tracker needs of the host, and which uses it misses."""
@@ -534,7 +534,7 @@ class HeatFigures:
     """The guest has more page tables than were read."""
 
     looking_us: int
-    """Time that the worker spent on the monitoring, in microseconds. In microseconds."""
+    """Time that the worker spent on the monitoring, in microseconds."""
 
     marks_cleared: int
     """Marks of use that were cleared."""
@@ -781,7 +781,7 @@ class PilotDecision:
     """What was decided, in words."""
 
     age_ms: int
-    """Time since then, in milliseconds. In milliseconds."""
+    """Time since then, in milliseconds."""
 
     number: int
     """Counts up with each decision of this daemon."""
@@ -804,10 +804,10 @@ class PilotRequest:
     """What the pilot does."""
 
     reserve_bytes: Optional[int] = None
-    """The same in bytes; not together with the percentage. In bytes."""
+    """The same in bytes; not together with the percentage."""
 
     reserve_percent: Optional[int] = None
-    """Memory that is to stay available on the host, in percent of it. In percent."""
+    """Memory that is to stay available on the host, in percent of it."""
 
 
 @dataclass(kw_only=True)
@@ -815,14 +815,14 @@ class PilotSight:
     """What the pilot saw in one look. A trace has one of these in each line."""
 
     at_ms: int
-    """Time of the look, in milliseconds since any fixed moment. In milliseconds."""
+    """Time of the look, in milliseconds since any fixed moment."""
 
     bounds: List[SeenBound]
     """The host's memory, and then that of control groups that bound the VMs further."""
 
     stall_permille: Optional[int] = None
     """In how many thousandths of the time some task of the host waited for memory; null: the kernel
-    does not tell. In thousandths."""
+    does not tell."""
 
     vms: List[SeenVm]
     """The VMs."""
@@ -842,11 +842,10 @@ class PilotStatus:
     """What the pilot does."""
 
     reserve_bytes: Optional[int] = None
-    """The same in bytes; null: the percentage counts. In bytes."""
+    """The same in bytes; null: the percentage counts."""
 
     reserve_percent: Optional[int] = None
-    """Memory that is to stay available on the host, in percent of it; null: the size counts. In
-    percent."""
+    """Memory that is to stay available on the host, in percent of it; null: the size counts."""
 
     stage: Optional[PilotStage] = None
     """How short of memory the host is; null: the pilot has not looked yet, or is off."""
@@ -954,7 +953,7 @@ class PressureStatus:
     """Host pressure, as the process of one VM knows it."""
 
     age_s: Optional[int] = None
-    """Time since it began, in seconds; null before the first. In seconds."""
+    """Time since it began, in seconds; null before the first."""
 
     rounds: int
     """Rounds that pressure began, counted by the VM's current process."""
@@ -1006,7 +1005,7 @@ class ReclaimReport:
     """Reclaimed memory. In bytes."""
 
     duration_ns: int
-    """Duration in nanoseconds, including the scan. In nanoseconds."""
+    """Duration in nanoseconds, including the scan."""
 
     scan_ns: int
     """The part of it that was spent on reading page metadata. In nanoseconds."""
@@ -1034,7 +1033,7 @@ class ResizeReport:
     """Size of the VM now, or of the node if one is named. In bytes."""
 
     duration_ns: int
-    """Time from the request to the last progress, in nanoseconds. In nanoseconds."""
+    """Time from the request to the last progress, in nanoseconds."""
 
     emptied_bytes: int
     """Host memory that became free thereby. In bytes."""
@@ -1250,10 +1249,10 @@ class ShareRequest:
     """The VM's share; null: the VM leaves the pool, and has no limit. In bytes."""
 
     lower_percent: Optional[int] = None
-    """The least that the VM gets, in percent of its share; null: 75. In percent."""
+    """The least that the VM gets, in percent of its share; null: 75."""
 
     upper_percent: Optional[int] = None
-    """The most that the VM gets, in percent of its share; null: 125. In percent."""
+    """The most that the VM gets, in percent of its share; null: 125."""
 
 
 @dataclass(kw_only=True)
@@ -1353,14 +1352,14 @@ class TierSpeed:
     """How fast a tier is."""
 
     read_ns: int
-    """Time to read a page there, in nanoseconds: the median. In nanoseconds."""
+    """Time to read a page there, in nanoseconds: the median."""
 
     tier: str
     """The tier, as `--tier` names it."""
 
     write_ns: int
     """Time to write a page there, in nanoseconds: the median. Compressed memory and files are
-    written in batches. In nanoseconds."""
+    written in batches."""
 
 
 @dataclass(kw_only=True)
@@ -1434,8 +1433,7 @@ class VmStatus:
     """Why this accelerator."""
 
     age_ms: Optional[int] = None
-    """Age of all figures, in milliseconds: 0, unless the VM is slow to answer or not managed. In
-    milliseconds."""
+    """Age of all figures, in milliseconds: 0, unless the VM is slow to answer or not managed."""
 
     auto: AutoStatus
     """Automatic reclaim."""
@@ -1549,7 +1547,7 @@ class VmSummary:
 
     age_ms: Optional[int] = None
     """Age of these figures, in milliseconds; null: there are none yet, and figures that are not on
-    record are 0. In milliseconds."""
+    record are 0."""
 
     auto: bool
     """Whether automatic reclaim is on."""

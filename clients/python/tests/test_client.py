@@ -85,7 +85,8 @@ class Calls(unittest.TestCase):
 
     def test_a_refusal_has_its_words(self) -> None:
         body = {"error": "no room", "code": "no_room", "hint": "make some"}
-        for sent, code, hint in ((body, "no_room", "make some"), ({"error": "no room"}, None, None)):
+        old = {"error": "no room"}
+        for sent, code, hint in ((body, "no_room", "make some"), (old, None, None)):
             with self.subTest(sent), Daemon(answer(507, sent)) as daemon:
                 with self.assertRaises(EbbError) as caught:
                     Client.local(daemon.run_dir).detach("web")
@@ -96,7 +97,8 @@ class Calls(unittest.TestCase):
                 )
 
     def test_what_is_no_answer_is_an_error_of_the_same_class(self) -> None:
-        for sent in (b"", answer(500, b"<html>"), answer(200, b"{}"), answer(200, b"no JSON"), b"SSH-2.0\r\n"):
+        no_shape = answer(200, b"{}"), answer(200, b"no JSON")
+        for sent in (b"", answer(500, b"<html>"), *no_shape, b"SSH-2.0\r\n"):
             with self.subTest(sent), Daemon(sent) as daemon:
                 with self.assertRaises(EbbError):
                     Client.local(daemon.run_dir).version()
@@ -106,7 +108,8 @@ class Calls(unittest.TestCase):
         self.assertIsNone(caught.exception.status)
 
     def test_only_tls_leaves_the_host(self) -> None:
-        for url in ("http://web1:1", "web1:1", "https://web1:1/v1", "https://", "https://web1:port", "https://a@b"):
+        no_port = "https://web1:port", "https://web1:1/v1"
+        for url in ("http://web1:1", "web1:1", "https://", "https://a@b", *no_port):
             with self.subTest(url), self.assertRaises(EbbError) as caught:
                 Client.remote(url, "/nowhere")
             self.assertIn("https://HOST:PORT", caught.exception.sentence)
@@ -133,15 +136,18 @@ class Conversion(unittest.TestCase):
 
 class Events(unittest.TestCase):
     def test_data_comes_in_lines_until_an_empty_one(self) -> None:
-        lines = [b": hello\n", b"\n", b"id: 1\r\n", b"event: state\r\n", b"data: {\"a\":\r\n", b"data:1}\r\n",
-                 b"\r\n", b"data: 2\n", b"\n", b"data: cut"]
+        lines = [
+            *(b": hello\n", b"\n", b"id: 1\r\n", b"event: state\r\n"),
+            *(b'data: {"a":\r\n', b"data:1}\r\n", b"\r\n", b"data: 2\n", b"\n", b"data: cut"),
+        ]
         self.assertEqual(list(event_data(iter(lines))), [b'{"a":\n1}', b"2"])
 
     def test_a_stream_ends_with_its_connection(self) -> None:
         head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
-        data = json.dumps(VERSION).encode()
-        with Daemon(head + b"data: " + data + b"\n\n: still here\n\ndata: " + data + b"\n\n") as daemon:
-            found = list(Client.local(daemon.run_dir)._events("/v1/e", Version, {"since": 3}, {"Last-Event-ID": 4}))
+        data = b"data: " + json.dumps(VERSION).encode() + b"\n\n"
+        with Daemon(head + data + b": still here\n\n" + data) as daemon:
+            client, headers = Client.local(daemon.run_dir), {"Last-Event-ID": 4}
+            found = list(client._events("/v1/e", Version, {"since": 3}, headers))
             self.assertEqual([one.pid for one in found], [7, 7])
             self.assertTrue(daemon.request.startswith(b"GET /v1/e?since=3 HTTP/1.1\r\n"))
             self.assertIn(b"\r\nLast-Event-ID: 4\r\n", daemon.request)
@@ -149,7 +155,8 @@ class Events(unittest.TestCase):
 
 class Generator(unittest.TestCase):
     def test_the_code_is_what_the_document_gives(self) -> None:
-        check = subprocess.run([sys.executable, str(HERE / "generate.py"), "--check"], capture_output=True, text=True)
+        words = [sys.executable, str(HERE / "generate.py"), "--check"]
+        check = subprocess.run(words, capture_output=True, text=True)
         self.assertEqual((check.returncode, check.stderr), (0, ""))
 
     def test_a_stream_of_events_becomes_an_iterator(self) -> None:
@@ -169,8 +176,8 @@ class Generator(unittest.TestCase):
         self.assertIn('headers={"Last-Event-ID": last_event_id}', text)
 
     def test_a_word_of_python_gets_another_name(self) -> None:
-        schema = {"description": "A change.", "type": "object", "required": ["from", "size_bytes"],
-                  "properties": {"from": {"type": "string"}, "size_bytes": {"type": "integer"}}}
+        members: Dict[str, Any] = {"from": {"type": "string"}, "size_bytes": {"type": "integer"}}
+        schema = {"description": "A change.", "required": list(members), "properties": members}
         text = generate.shape("Change", schema)
         self.assertIn('from_: str = field(metadata={"name": "from"})', text)
         self.assertIn('"""In bytes."""', text)

@@ -1,6 +1,10 @@
 //! The OpenAPI document. `docs/openapi.json` is this, committed.
 
+mod refusals;
+
 use utoipa::OpenApi;
+
+use self::refusals::Refusals;
 
 /// The OpenAPI 3.1 description of the daemon's interface.
 pub fn document() -> utoipa::openapi::OpenApi {
@@ -15,6 +19,7 @@ pub fn document_text() -> Result<String, serde_json::Error> {
 #[derive(OpenApi)]
 #[openapi(
     info(title = "Ebb", description = "Elastic memory for running virtual machines."),
+    modifiers(&Refusals),
     paths(
         v1::version,
         v1::list,
