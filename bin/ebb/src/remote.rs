@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use ebb_sys::private_file;
 use http_body_util::Full;
 use hyper::body::Bytes;
@@ -107,16 +107,16 @@ impl Place {
         let (Some(authority), "" | "/", None) = (uri.authority(), uri.path(), uri.query()) else {
             bail!("--host {url}: {FORM}, and nothing behind it");
         };
-        if authority.as_str().contains('@') {
-            bail!("--host {url}: {FORM}, without a user");
-        }
+        let port = match authority.as_str().strip_prefix(authority.host()) {
+            Some("") => Some(PORT),
+            Some(_) => authority.port_u16(),
+            // A user stands before the host.
+            None => None,
+        };
+        let port = port.with_context(|| format!("--host {url}: {FORM}"))?;
         // An IPv6 address stands in brackets.
         let host = authority.host().trim_start_matches('[').trim_end_matches(']');
-        Ok(Place {
-            authority: authority.as_str().into(),
-            host: host.into(),
-            port: authority.port_u16().unwrap_or(PORT),
-        })
+        Ok(Place { authority: authority.as_str().into(), host: host.into(), port })
     }
 }
 
@@ -175,12 +175,12 @@ impl Remote {
             let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
             match inner {
                 Some(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
-                    anyhow::anyhow!(
+                    anyhow!(
                         "no authority that is trusted vouches for its certificate: name the file of \
                          the one that does (--ca, or EBB_CA)"
                     )
                 }
-                Some(inner) => anyhow::anyhow!("its TLS is refused: {inner}"),
+                Some(inner) => anyhow!("its TLS is refused: {inner}"),
                 None => error.into(),
             }
         })

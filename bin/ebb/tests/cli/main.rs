@@ -3,6 +3,7 @@
 mod daemon;
 mod doctor;
 mod harness;
+mod remote;
 mod requests;
 mod status;
 mod usage;
