@@ -10,7 +10,7 @@ use hyper::{Method, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 
-use ebb_api::{ApiErrorBody, Version, advice, route};
+use ebb_api::{ApiErrorBody, ErrorCode, Version, advice, route};
 use rustix::net::sockopt::socket_peercred;
 
 /// This program's release.
@@ -106,8 +106,15 @@ async fn exchange(
 }
 
 fn refusal(status: StatusCode, answer: &[u8], restart: impl FnOnce() -> String) -> String {
-    if let Ok(refused) = serde_json::from_slice::<ApiErrorBody>(answer) {
-        return refused.error;
+    if let Ok(ApiErrorBody { code, error, hint }) = serde_json::from_slice(answer) {
+        let hint = match code {
+            // This program sends no such request to a daemon of its own release.
+            Some(ErrorCode::BadRequest | ErrorCode::UnknownRoute | ErrorCode::WrongMethod) => {
+                hint.map(|_| restart())
+            }
+            _ => hint,
+        };
+        return error + &hint.map(|hint| format!("; {hint}")).unwrap_or_default();
     }
     let text = String::from_utf8_lossy(answer);
     let text = if text.is_empty() { text } else { format!(": {text}").into() };

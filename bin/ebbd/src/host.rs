@@ -14,5 +14,5 @@ pub mod start_vm;
 mod supervisor;
 pub mod swap_dir;
 #[cfg(test)]
-mod testing;
+pub mod testing;
 mod vm_process;
