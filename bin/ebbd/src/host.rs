@@ -2,6 +2,7 @@
 
 pub mod apart;
 pub mod asking;
+pub mod events;
 mod link;
 mod listing;
 pub mod pilot;

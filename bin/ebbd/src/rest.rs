@@ -1,7 +1,9 @@
 //! The REST interface.
 
+mod events;
 mod extract;
 pub mod http;
+mod refusals;
 pub mod server;
 #[cfg(test)]
 mod testing;

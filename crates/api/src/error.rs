@@ -29,6 +29,8 @@ choice! {
         NotTrusted = "not_trusted",
         /// 422: it is about something that was not set or turned on before.
         NotSet = "not_set",
+        /// 429: so many streams are open already.
+        TooMany = "too_many",
         /// 500: the daemon failed.
         Failed = "failed",
         /// 503: not possible now, and nothing was done. It may be possible later.
@@ -51,6 +53,7 @@ impl ErrorCode {
             ErrorCode::Taken => 409,
             ErrorCode::TooLarge => 413,
             ErrorCode::NotAllowed | ErrorCode::NotTrusted | ErrorCode::NotSet => 422,
+            ErrorCode::TooMany => 429,
             ErrorCode::Failed => 500,
             ErrorCode::Unavailable | ErrorCode::OutcomeUnknown => 503,
             ErrorCode::NoRoom => 507,
@@ -65,6 +68,7 @@ impl ErrorCode {
             409 => ErrorCode::Taken,
             413 => ErrorCode::TooLarge,
             422 => ErrorCode::NotAllowed,
+            429 => ErrorCode::TooMany,
             // Nobody knows which of the two it is: this one promises nothing.
             503 => ErrorCode::OutcomeUnknown,
             507 => ErrorCode::NoRoom,

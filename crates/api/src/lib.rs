@@ -1,7 +1,7 @@
 //! What `ebbd` says and understands over its UNIX socket: types, paths, OpenAPI.
 //!
 //! HTTP/1.1 with JSON bodies. A refusal is an [`ApiErrorBody`]; its [`ErrorCode`] says why, and
-//! gives the HTTP status.
+//! gives the HTTP status. `GET /v1/events` is a stream of [`Event`]s.
 //! No I/O and no policy here: both sides of the socket share only this crate.
 #![forbid(unsafe_code)]
 
@@ -10,6 +10,7 @@ mod calibration;
 mod choice;
 mod confinement;
 mod error;
+mod event;
 mod heat;
 mod name;
 mod openapi;
@@ -28,6 +29,10 @@ pub use choice::{
 };
 pub use confinement::Confinement;
 pub use error::{ApiErrorBody, ErrorCode};
+pub use event::{
+    DecisionFigures, EVENT_TEXT_BYTES_MAX, Event, EventType, EventsQuery, LostFigures, PilotAction,
+    RefusalFigures, StageFigures, StateFigures, VmChange, WarningFigures,
+};
 pub use heat::{DegreeBytes, HeatBlock, HeatFigures, HeatRegion, HeatReport, HeatRequest};
 pub use name::{NAME_LEN_MAX, NameError, VmName};
 pub use openapi::{document, document_text};

@@ -47,6 +47,9 @@ pub enum ApiError {
     /// It is about something that was not set or turned on before.
     #[error("{0}")]
     NotSet(String),
+    /// So many streams are open already.
+    #[error("{0} streams of events are open already")]
+    TooMany(usize),
     /// Not possible now; nothing was done.
     #[error("{0}")]
     Unavailable(String),
@@ -101,6 +104,7 @@ impl ApiError {
             ApiError::NotAllowed(_) => ErrorCode::NotAllowed,
             ApiError::NotTrusted(_) => ErrorCode::NotTrusted,
             ApiError::NotSet(_) => ErrorCode::NotSet,
+            ApiError::TooMany(_) => ErrorCode::TooMany,
             ApiError::Unavailable(_) => ErrorCode::Unavailable,
             ApiError::OutcomeUnknown(_) => ErrorCode::OutcomeUnknown,
             ApiError::NoRoom(_) => ErrorCode::NoRoom,
@@ -116,6 +120,7 @@ impl ApiError {
             }
             ApiError::Over(_) => "ebb list shows the VMs that are managed",
             ApiError::NotTrusted(_) => "ebb status shows once the guest is trusted",
+            ApiError::TooMany(_) => "close one of them",
             // Most texts say that it is tried again, or that the client is to do so.
             ApiError::Unavailable(why) if !why.contains("again") => {
                 "nothing was done: try again in a while"
@@ -138,9 +143,12 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// The answer to a request that is refused.
+/// The answer to a request that is refused. The body is among the answer's extensions, too: there
+/// `ebbd` reads what it tells of refusals.
 pub fn refuse(status: StatusCode, body: ApiErrorBody) -> Response {
-    (status, Json(body)).into_response()
+    let mut response = (status, Json(&body)).into_response();
+    response.extensions_mut().insert(body);
+    response
 }
 
 #[cfg(test)]

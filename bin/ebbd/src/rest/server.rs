@@ -4,15 +4,18 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post, put};
 use axum::{Json, Router};
 use ebb_api::{
     AttachRequest, Calibration, PilotRequest, PilotSight, PilotStatus, PoolRequest, PoolStatus,
-    RuleRequest, RunRequest, ShareRequest, Version, VmSummary, route,
+    RuleRequest, RunRequest, ShareRequest, Version, VmName, VmSummary, route,
 };
 
+use super::events;
 use super::extract::{Body, Named, unknown_route, wrong_method};
+use super::refusals::{self, about};
 use crate::host::registry::Daemon;
 use crate::host::{apart, asking, pilot, pool_keeper, start_vm};
 use crate::model::api_error::{Answer, ApiError, failed};
@@ -33,10 +36,15 @@ pub fn router(daemon: Daemon) -> Router {
         .route(route::PILOT_SIGHT, get(pilot_sight))
         .route(route::RULE, put(set_rule))
         .route(route::CALIBRATION, get(calibration).post(calibrate))
+        .route(route::EVENTS, get(events::events))
         .route(route::OPENAPI, get(|| async { Json(ebb_api::document()) }));
     let router = vms.into_iter().fold(router, |router, route| router.route(route, any(forward)));
-    let router = router.fallback(unknown_route).method_not_allowed_fallback(wrong_method);
-    router.with_state(Arc::new(daemon))
+    let daemon = Arc::new(daemon);
+    router
+        .fallback(unknown_route)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn_with_state(Arc::clone(&daemon), refusals::publish))
+        .with_state(daemon)
 }
 
 type DaemonState = State<Arc<Daemon>>;
@@ -54,20 +62,25 @@ async fn list(State(daemon): DaemonState) -> Json<Vec<VmSummary>> {
     Json(daemon.listings().iter().map(|(_, listing)| listing.summary()).collect())
 }
 
-async fn run(State(daemon): DaemonState, Body(request): Body<RunRequest>) -> Answer<Response> {
+async fn run(State(daemon): DaemonState, Body(request): Body<RunRequest>) -> Response {
     let name = request.name.clone();
-    start_vm::start(&daemon, name.clone(), Work::Run(Box::new(request))).await?;
-    asking::current(&daemon, &name).await
+    let work = Work::Run(Box::new(request));
+    about(&name, started(&daemon, &name, work).await)
 }
 
-async fn attach(
-    State(daemon): DaemonState,
-    Body(request): Body<AttachRequest>,
-) -> Answer<Response> {
-    request.check()?;
+async fn attach(State(daemon): DaemonState, Body(request): Body<AttachRequest>) -> Response {
     let name = request.name.clone();
-    start_vm::start(&daemon, name.clone(), Work::Attach(request)).await?;
-    asking::current(&daemon, &name).await
+    let answer = match request.check() {
+        Ok(()) => started(&daemon, &name, Work::Attach(request)).await,
+        Err(bad) => Err(bad.into()),
+    };
+    about(&name, answer)
+}
+
+/// Has a VM managed, and returns its status.
+async fn started(daemon: &Arc<Daemon>, name: &VmName, work: Work) -> Answer<Response> {
+    start_vm::start(daemon, name.clone(), work).await?;
+    asking::current(daemon, name).await
 }
 
 async fn show(

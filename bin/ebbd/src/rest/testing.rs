@@ -3,7 +3,7 @@
 use axum::Router;
 use axum::body::Bytes;
 use axum::http::{Request, StatusCode, header};
-use ebb_api::ApiErrorBody;
+use ebb_api::{ApiErrorBody, Event};
 use http_body_util::{BodyExt, Full};
 use hyper::Response;
 use hyper::body::Incoming;
@@ -49,10 +49,52 @@ impl Served {
         let body = serde_json::from_value(json.clone());
         (status.as_u16(), body.unwrap_or_else(|_| panic!("{line}: {json}")))
     }
+
+    /// Opens a stream of events.
+    pub async fn events(&self, query: &str, last: Option<u64>) -> Events {
+        let mut request = request(&format!("GET /v1/events{query}"));
+        if let Some(last) = last {
+            request = request.header("Last-Event-ID", last.to_string());
+        }
+        let response = self.send(request.body(Full::default()).unwrap()).await;
+        assert_eq!(response.status(), StatusCode::OK, "{query}");
+        assert_eq!(response.headers()[header::CONTENT_TYPE], "text/event-stream");
+        Events { body: response.into_body(), text: String::new() }
+    }
 }
 
 /// A request of this line, as `GET /v1/version`.
 pub fn request(line: &str) -> axum::http::request::Builder {
     let (method, path) = line.split_once(' ').unwrap();
     Request::builder().method(method).uri(path).header(header::HOST, "ebbd")
+}
+
+/// A stream of events.
+pub struct Events {
+    body: Incoming,
+    text: String,
+}
+
+impl Events {
+    /// The next event, whose id is its number; none: the stream has ended.
+    pub async fn next(&mut self) -> Option<Event> {
+        loop {
+            if let Some((frame, rest)) = self.text.split_once("\n\n") {
+                let line = |name: &str| frame.lines().find_map(|line| line.strip_prefix(name));
+                let found = line("data: ").map(|data| serde_json::from_str::<Event>(data).unwrap());
+                let id = line("id: ").map(str::to_owned);
+                self.text = rest.to_owned();
+                match found {
+                    Some(event) => {
+                        assert_eq!(id, Some(event.number.to_string()));
+                        return Some(event);
+                    }
+                    None => continue,
+                }
+            }
+            let frame = self.body.frame().await?.unwrap();
+            let Ok(bytes) = frame.into_data() else { continue };
+            self.text += std::str::from_utf8(&bytes).unwrap();
+        }
+    }
 }

@@ -146,7 +146,7 @@ fn decisions(known: &Known) -> Vec<PilotDecision> {
     known.decisions.iter().rev().take(SHOWN).filter_map(shown).collect()
 }
 
-fn name_of(stage: Stage) -> PilotStage {
+pub(super) fn name_of(stage: Stage) -> PilotStage {
     match stage {
         Stage::Ample => PilotStage::Ample,
         Stage::Tight => PilotStage::Tight,
