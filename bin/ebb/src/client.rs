@@ -1,17 +1,21 @@
-//! One HTTP/1.1 exchange with the daemon over its UNIX socket.
+//! One HTTP/1.1 exchange with the daemon over its UNIX socket, or a stream of its events.
 
+use std::ops::ControlFlow;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use http_body_util::{BodyExt, Full};
-use hyper::body::Bytes;
-use hyper::{Method, Request, StatusCode, header};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 
 use ebb_api::{ApiErrorBody, ErrorCode, Version, advice, route};
 use rustix::net::sockopt::socket_peercred;
+use tokio::runtime::Builder;
+
+use crate::events::Frames;
 
 /// This program's release.
 const OWN: &str = env!("CARGO_PKG_VERSION");
@@ -29,32 +33,68 @@ pub fn call<A: DeserializeOwned>(
     path: &str,
     body: Vec<u8>,
 ) -> anyhow::Result<A> {
-    let request = Request::builder()
-        .method(method)
-        .uri(path)
-        .header(header::HOST, "ebbd")
-        .header(header::CONTENT_TYPE, "application/json")
-        .body(Full::new(Bytes::from(body)))?;
+    let request = request(method, path, body)?;
     let daemon = Daemon::of(&stream);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let runtime = Builder::new_current_thread().enable_io().build()?;
     let (status, answer) =
-        runtime.block_on(exchange(stream, request)).with_context(|| match log {
-            Some(log) => format!(
-                "ebbd ended the connection without an answer; its log, {}, may say why",
-                log.display()
-            ),
-            None => {
-                "ebbd ended the connection without an answer; its messages on standard error may \
-                     say why"
-                    .into()
-            }
-        })?;
+        runtime.block_on(exchange(stream, request)).with_context(|| unanswered(log))?;
     let restart = || restart(&daemon.pid, runtime.block_on(daemon.version()).as_deref());
     if !status.is_success() {
         bail!(refusal(status, &answer, restart));
     }
     serde_json::from_slice(&answer)
         .with_context(|| format!("this ebb does not understand ebbd's answer; {}", restart()))
+}
+
+/// Asks for a stream of events at `path`, and calls `each` with the JSON of each of them. Returns
+/// whether the stream has ended; else `each` has broken off.
+///
+/// # Errors
+/// The daemon refuses, the stream breaks off in the middle of an event, or `each` fails.
+pub fn follow(
+    (stream, log): (UnixStream, Option<PathBuf>),
+    path: &str,
+    mut each: impl FnMut(&str) -> anyhow::Result<ControlFlow<()>>,
+) -> anyhow::Result<bool> {
+    let request = request(Method::GET, path, Vec::new())?;
+    let daemon = Daemon::of(&stream);
+    let runtime = Builder::new_current_thread().enable_io().build()?;
+    let mut response =
+        runtime.block_on(send(stream, request)).with_context(|| unanswered(log.as_deref()))?;
+    if !response.status().is_success() {
+        let status = response.status();
+        let answer = runtime.block_on(response.into_body().collect())?.to_bytes();
+        let version = || runtime.block_on(daemon.version());
+        bail!(refusal(status, &answer, || restart(&daemon.pid, version().as_deref())));
+    }
+    let mut frames = Frames::default();
+    while let Some(frame) = runtime.block_on(response.body_mut().frame()) {
+        let frame = frame.context("ebbd ended the connection in the middle of the events")?;
+        let Ok(bytes) = frame.into_data() else { continue };
+        for event in frames.take(&bytes)? {
+            if each(&event)?.is_break() {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
+fn request(method: Method, path: &str, body: Vec<u8>) -> hyper::http::Result<Request<Full<Bytes>>> {
+    Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::HOST, "ebbd")
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Full::new(Bytes::from(body)))
+}
+
+fn unanswered(log: Option<&Path>) -> String {
+    let place = match log {
+        Some(log) => format!("its log, {},", log.display()),
+        None => "its messages on standard error".into(),
+    };
+    format!("ebbd ended the connection without an answer; {place} may say why")
 }
 
 /// The daemon that answers.
@@ -96,13 +136,21 @@ async fn exchange(
     stream: UnixStream,
     request: Request<Full<Bytes>>,
 ) -> anyhow::Result<(StatusCode, Bytes)> {
+    let response = send(stream, request).await?;
+    let status = response.status();
+    Ok((status, response.into_body().collect().await?.to_bytes()))
+}
+
+/// Sends a request, and returns the answer before its body has come.
+async fn send(
+    stream: UnixStream,
+    request: Request<Full<Bytes>>,
+) -> anyhow::Result<Response<Incoming>> {
     stream.set_nonblocking(true)?;
     let stream = TokioIo::new(tokio::net::UnixStream::from_std(stream)?);
     let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await?;
     tokio::spawn(connection);
-    let response = sender.send_request(request).await?;
-    let status = response.status();
-    Ok((status, response.into_body().collect().await?.to_bytes()))
+    Ok(sender.send_request(request).await?)
 }
 
 fn refusal(status: StatusCode, answer: &[u8], restart: impl FnOnce() -> String) -> String {

@@ -19,11 +19,11 @@ use ebb_api::{
 };
 use ebb_units::Bytes;
 
-use crate::args::{Args, Attach, Auto, Begins, Command, Run, SizeOrOff, Switch, Vm};
+use crate::args::{Args, Attach, Auto, Begins, Command, Events, Run, SizeOrOff, Switch, Vm};
 use crate::below::Below;
 use crate::interval::Interval;
 use crate::progress::{self, Progress};
-use crate::{Outcome, client, daemon, doctor, heat, interrupt, manual, show, trace};
+use crate::{Outcome, client, daemon, doctor, events, heat, interrupt, manual, show, trace};
 
 /// Time from one question to the daemon about its progress to the next.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
@@ -73,6 +73,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         Command::Simulate { file, reserve } => {
             show::simulated(&trace::simulate(&file, reserve.into())?)
         }
+        Command::Events(events) => host.events(events)?,
         Command::Calibrate { output } => host.calibrate(output.json)?,
         Command::Evict { vm, bytes } => host.evict(&vm, bytes)?,
         Command::Doctor { fix, output } => return doctor::run(&host.run_dir, fix, output.json),
@@ -296,6 +297,19 @@ impl Host {
             writer.add(&self.ask(Method::GET, route::PILOT_SIGHT)?)?;
         }
         Ok(format!("{}: {} looks\n", file.display(), writer.looks))
+    }
+
+    /// Prints events as they come. With `-f`, only the end of the daemon ends that, or Ctrl-C.
+    fn events(&self, asked: Events) -> anyhow::Result<String> {
+        self.check_used()?;
+        let (json, follows) = (asked.output.json, asked.follow);
+        let connected = (daemon::connect(&self.run_dir)?, daemon::log(&self.run_dir));
+        let path = events::path(&asked.query());
+        let is_over = client::follow(connected, &path, |event| events::print(event, json))?;
+        if is_over && follows {
+            bail!("ebbd has ended, and tells no more");
+        }
+        Ok(String::new())
     }
 
     fn calibrate(&self, json: bool) -> anyhow::Result<String> {
