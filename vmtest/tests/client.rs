@@ -76,7 +76,9 @@ def refusal(call):
         call()
     except EbbError as error:
         return error
-assert refusal(lambda: ebb.status("nobody")).status == 404
+assert refusal(lambda: ebb.status("nobody")).code == "unknown_vm"
+assert any(event.state and event.vm == name for event in ebb.events(follow=False, type="state"))
+assert ebb.rule(name, RuleRequest(class_="normal")) and next(ebb.events()).number > 0
 assert refusal(lambda: ebb.limit(name, LimitRequest(bytes=1))).status == 422
 print(refusal(lambda: ebb.attach(AttachRequest(name="other", pid=1))).status)
 assert ebb.detach(name).restored_bytes >= 0
@@ -107,6 +109,7 @@ fn ebb_asks_another_host() {
     let listed: Vec<VmSummary> = serde_json::from_str(&ebb(read, "list --json").ok()).expect("VMs");
     assert_eq!(listed[0].name.as_str(), vm.name());
     assert!(ebb(read, &format!("status {}", vm.name())).ok().contains("512 MiB"));
+    assert!(ebb(read, "events").ok().contains(&format!("{} state ", vm.name())));
     ebb(control, &format!("limit {} 400M", vm.name())).ok();
     assert_eq!(vm.status().limit.bytes, Some(400 * MIB));
     for (control, line, why) in [

@@ -1,5 +1,7 @@
 //! The command line. Help, man pages and completions all come from here.
 
+mod events;
+
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -11,6 +13,7 @@ use ebb_api::{
 };
 use ebb_units::Bytes;
 
+pub use self::events::Events;
 use crate::below::Below;
 use crate::interval::Interval;
 use crate::remote;
@@ -194,6 +197,8 @@ pub enum Command {
         )]
         reserve: Below,
     },
+    /// Show what happened to VMs: states, refusals, warnings, and what the pilot did
+    Events(Events),
     /// Measure for some seconds how fast this host's tiers are, and keep the result
     Calibrate {
         #[command(flatten)]

@@ -19,12 +19,12 @@ use ebb_api::{
 };
 use ebb_units::Bytes;
 
-use crate::args::{Args, Attach, Auto, Begins, Command, Run, SizeOrOff, Switch, Vm};
+use crate::args::{Args, Attach, Auto, Begins, Command, Events, Run, SizeOrOff, Switch, Vm};
 use crate::below::Below;
 use crate::interval::Interval;
 use crate::progress::{self, Progress};
 use crate::remote::Remote;
-use crate::{Outcome, client, daemon, doctor, heat, interrupt, manual, show, trace};
+use crate::{Outcome, client, daemon, doctor, events, heat, interrupt, manual, show, trace};
 
 /// Time from one question to the daemon about its progress to the next.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
@@ -75,6 +75,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         Command::Simulate { file, reserve } => {
             show::simulated(&trace::simulate(&file, reserve.into())?)
         }
+        Command::Events(events) => host.events(events)?,
         Command::Calibrate { output } => host.calibrate(output.json)?,
         Command::Evict { vm, bytes } => host.evict(&vm, bytes)?,
         Command::Doctor { fix, output } => return doctor::run(&host.run_dir, fix, output.json),
@@ -303,6 +304,25 @@ impl Host {
             writer.add(&self.ask(Method::GET, route::PILOT_SIGHT)?)?;
         }
         Ok(format!("{}: {} looks\n", file.display(), writer.looks))
+    }
+
+    /// Prints events as they come. With `-f`, only the end of the daemon ends that, or Ctrl-C.
+    fn events(&self, asked: Events) -> anyhow::Result<String> {
+        self.check_used()?;
+        let (json, follows) = (asked.output.json, asked.follow);
+        let (path, print) =
+            (events::path(&asked.query()), |event: &str| events::print(event, json));
+        let is_over = match &self.remote {
+            Some(remote) => remote.follow(&path, print)?,
+            None => {
+                let connected = (daemon::connect(&self.run_dir)?, daemon::log(&self.run_dir));
+                client::follow(connected, &path, print)?
+            }
+        };
+        if is_over && follows {
+            bail!("ebbd has ended, and tells no more");
+        }
+        Ok(String::new())
     }
 
     fn calibrate(&self, json: bool) -> anyhow::Result<String> {

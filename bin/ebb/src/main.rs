@@ -8,6 +8,7 @@ mod client;
 mod command;
 mod daemon;
 mod doctor;
+mod events;
 mod heat;
 mod interrupt;
 mod interval;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,15 +11,16 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use ebb_sys::private_file;
 use http_body_util::Full;
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderValue};
 use hyper::http::uri::{Scheme, Uri};
-use hyper::{Method, Request};
+use hyper::{Method, Request, Response};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{CertificateError, ClientConfig, RootCertStore};
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
+use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -137,6 +139,39 @@ impl Remote {
         path: &str,
         body: Vec<u8>,
     ) -> anyhow::Result<A> {
+        let runtime = runtime()?;
+        let (status, answer) = runtime.block_on(async {
+            let answer = client::collect(self.send(method, path, body).await?).await;
+            answer.with_context(|| self.unanswered())
+        })?;
+        if !status.is_success() {
+            bail!(client::refusal(status, &answer, || self.releases()));
+        }
+        serde_json::from_slice(&answer).with_context(|| {
+            format!("this ebb does not understand ebbd's answer; {}", self.releases())
+        })
+    }
+
+    /// Does what [`client::follow`] does.
+    ///
+    /// # Errors
+    /// Those of [`client::follow`], or there is no connection.
+    pub fn follow(
+        &self,
+        path: &str,
+        each: impl FnMut(&str) -> anyhow::Result<ControlFlow<()>>,
+    ) -> anyhow::Result<bool> {
+        let runtime = runtime()?;
+        let response = runtime.block_on(self.send(Method::GET, path, Vec::new()))?;
+        client::read_events(&runtime, response, || self.releases(), each)
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+    ) -> anyhow::Result<Response<Incoming>> {
         let request = Request::builder()
             .method(method)
             .uri(path)
@@ -144,28 +179,23 @@ impl Remote {
             .header(header::AUTHORIZATION, &self.token)
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body)))?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (status, answer) = runtime.block_on(async {
-            let connected = timeout(CONNECT_LIMIT, self.connect()).await;
-            let stream = connected
-                .unwrap_or_else(|_| bail!("no connection after {} s", CONNECT_LIMIT.as_secs()))
-                .with_context(|| self.place.to_string())?;
-            client::exchange(stream, request)
-                .await
-                .with_context(|| format!("{} ended the connection without an answer", self.place))
-        })?;
-        let releases = || {
-            format!(
-                "ebb is {}; look whether the ebbd of {} is of another release",
-                env!("CARGO_PKG_VERSION"),
-                self.place
-            )
-        };
-        if !status.is_success() {
-            bail!(client::refusal(status, &answer, releases));
-        }
-        serde_json::from_slice(&answer)
-            .with_context(|| format!("this ebb does not understand ebbd's answer; {}", releases()))
+        let connected = timeout(CONNECT_LIMIT, self.connect()).await;
+        let stream = connected
+            .unwrap_or_else(|_| bail!("no connection after {} s", CONNECT_LIMIT.as_secs()))
+            .with_context(|| self.place.to_string())?;
+        client::send(stream, request).await.with_context(|| self.unanswered())
+    }
+
+    fn unanswered(&self) -> String {
+        format!("{} ended the connection without an answer", self.place)
+    }
+
+    fn releases(&self) -> String {
+        format!(
+            "ebb is {}; look whether the ebbd of {} is of another release",
+            env!("CARGO_PKG_VERSION"),
+            self.place
+        )
     }
 
     async fn connect(&self) -> anyhow::Result<TlsStream<TcpStream>> {
@@ -185,6 +215,10 @@ impl Remote {
             }
         })
     }
+}
+
+fn runtime() -> std::io::Result<Runtime> {
+    Builder::new_current_thread().enable_all().build()
 }
 
 /// The header that shows the token.

@@ -2,6 +2,7 @@
 
 pub mod apart;
 pub mod asking;
+pub mod events;
 mod link;
 mod listing;
 pub mod pilot;
@@ -14,5 +15,5 @@ pub mod start_vm;
 mod supervisor;
 pub mod swap_dir;
 #[cfg(test)]
-mod testing;
+pub mod testing;
 mod vm_process;

@@ -288,6 +288,11 @@ async fn listen(
     })?;
     let listener = UnixListener::from_std(listener).with_context(|| path.display().to_string())?;
     let (ended, at_once) = (asked_to_end(1)?, asked_to_end(2)?);
+    let events = Arc::clone(daemon.events());
+    let ended = async move {
+        ended.await;
+        events.close();
+    };
     tracing::info!("listening on {}", path.display());
     let keeper = tokio::spawn(pool_keeper::keep(daemon.clone()));
     let watcher = tokio::spawn(pressure_watch::watch(daemon.clone(), stall_percent));

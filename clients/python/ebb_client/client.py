@@ -30,6 +30,41 @@ class Client(Connection):
         room for the record; nothing was changed."""
         return self._call("POST", "/v1/calibration", Calibration)
 
+    def events(
+        self,
+        *,
+        vm: Optional[str] = None,
+        type: Optional[str] = None,
+        since: Optional[int] = None,
+        follow: Optional[bool] = None,
+        last_event_id: Optional[int] = None,
+    ) -> Iterator[Event]:
+        """What happens to VMs, as server-sent events: what the daemon still has of it, and then
+        what happens from now on. The id of each is the event's number, and its data is the event. A
+        line that begins with a colon comes every 15 s. A reader that is too slow loses events, and
+        is told so by an event of type `lost`.
+
+        GET /v1/events
+
+        Raises EbbError. 400: The request makes no sense. 429: Too many streams are open.
+
+        vm: Only those of this VM; it need not exist. Without it: all.
+
+        type: Only those of these types, with commas between them. Without it: all.
+
+        since: Only those after this number. Without it: all that the daemon still has. The header
+            `Last-Event-ID` counts before this.
+
+        follow: Whether the stream goes on with what happens from now on. Without it: yes.
+
+        last_event_id: Only events after this number; it counts before `since`."""
+        return self._events(
+            "/v1/events",
+            Event,
+            query={"vm": vm, "type": type, "since": since, "follow": follow},
+            headers={"Last-Event-ID": last_event_id},
+        )
+
     def openapi(self) -> Any:
         """This document.
 

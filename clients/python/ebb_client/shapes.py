@@ -17,6 +17,7 @@ __all__ = [
     "BalloonStatus",
     "Calibration",
     "Confinement",
+    "DecisionFigures",
     "DegreeBytes",
     "DetachReport",
     "DeviceServer",
@@ -25,6 +26,9 @@ __all__ = [
     "DiskRequest",
     "DmaMode",
     "DriverState",
+    "ErrorCode",
+    "Event",
+    "EventType",
     "EvictReport",
     "EvictRequest",
     "FaultCounts",
@@ -41,11 +45,13 @@ __all__ = [
     "KindBytes",
     "LimitRequest",
     "LimitStatus",
+    "LostFigures",
     "MayTake",
     "Mechanism",
     "MemoryDeviceStatus",
     "Mode",
     "OnViolation",
+    "PilotAction",
     "PilotDecision",
     "PilotMode",
     "PilotRequest",
@@ -62,6 +68,7 @@ __all__ = [
     "ReclaimReport",
     "ReclaimRequest",
     "ReclaimWhen",
+    "RefusalFigures",
     "ResizeReport",
     "ResizeRequest",
     "RuleRequest",
@@ -74,14 +81,18 @@ __all__ = [
     "SizeState",
     "SizeStatus",
     "Skipped",
+    "StageFigures",
     "State",
+    "StateFigures",
     "TierSpeed",
     "TierStatus",
     "TierUse",
     "Version",
+    "VmChange",
     "VmClass",
     "VmStatus",
     "VmSummary",
+    "WarningFigures",
 ]
 
 Accelerator = Literal["tcg", "kvm"]
@@ -102,6 +113,15 @@ DmaMode = Literal["pinned", "strict"]
 DriverState = Literal["ready", "absent", "unknown"]
 """Whether the guest drives a device."""
 
+ErrorCode = Literal["bad_request", "unauthorized", "forbidden", "unknown_route", "unknown_vm",
+    "vm_over", "wrong_method", "too_slow", "taken", "too_large", "not_allowed", "not_trusted",
+    "not_set", "too_many", "failed", "unavailable", "outcome_unknown", "no_room"]
+"""Why a request was refused or failed. Later releases may add codes: treat one that you do not know
+by the HTTP status."""
+
+EventType = Literal["state", "refusal", "decision", "warning", "stage", "lost"]
+"""What an event is about. Later releases may add types."""
+
 HeatTracker = Literal["guest_tables", "vmm_table", "idle_pages"]
 """How Ebb sees which memory a VM uses."""
 
@@ -116,6 +136,9 @@ Mode = Literal["strict", "release"]
 
 OnViolation = Literal["allow", "stop"]
 """What happens if a guest touches hard-reclaimed memory."""
+
+PilotAction = Literal["reclaim", "limit"]
+"""What the pilot decided to do with a VM."""
 
 PilotMode = Literal["off", "dry_run", "on"]
 """What the pilot does."""
@@ -135,6 +158,10 @@ SizeState = Literal["reached", "moving", "waiting", "off"]
 State = Literal["held", "taking_up", "not_taken_up"]
 """What Ebb does with the VM."""
 
+VmChange = Literal["started", "attached", "recovering", "managed", "not_recovered", "detached",
+    "ended"]
+"""What Ebb does with a VM from now on."""
+
 VmClass = Literal["batch", "normal", "latency"]
 """How much a VM's speed matters to the pilot."""
 
@@ -143,8 +170,15 @@ VmClass = Literal["batch", "normal", "latency"]
 class ApiErrorBody:
     """The body of an API error: why a request was refused or failed."""
 
+    code: ErrorCode
+    """Why, for programs. Null only in an answer of an earlier release, or of a later one with a
+    code that this one does not know."""
+
     error: str
     """One line: what is wrong, and what to do."""
+
+    hint: Optional[str] = None
+    """What to do; null: the line says it, or nothing can be done."""
 
 
 @dataclass(kw_only=True)
@@ -294,6 +328,32 @@ class Confinement:
 
 
 @dataclass(kw_only=True)
+class DecisionFigures:
+    """A decision of the pilot."""
+
+    action: PilotAction
+    """What was to be done."""
+
+    bytes: Optional[int] = None
+    """How much free memory was to be reclaimed; null: it is about a limit. In bytes."""
+
+    from_bytes: Optional[int] = None
+    """The limit before; null: none, or it is not about a limit. In bytes."""
+
+    number: int
+    """Its number, as the pilot's status has it."""
+
+    outcome: str
+    """What came of it."""
+
+    to_bytes: Optional[int] = None
+    """The limit from now on; null: none, or it is not about a limit. In bytes."""
+
+    why: str
+    """Why, with the figures."""
+
+
+@dataclass(kw_only=True)
 class DegreeBytes:
     """Memory of one degree."""
 
@@ -351,6 +411,46 @@ class DiskRequest:
 
     readonly: Optional[bool] = None
     """The guest cannot write it."""
+
+
+@dataclass(kw_only=True)
+class Event:
+    """Something that happened. The member that is named as the type has the figures; the others are
+    absent."""
+
+    decision: Optional[DecisionFigures] = None
+    """Figures of a decision."""
+
+    lost: Optional[LostFigures] = None
+    """Figures of lost events."""
+
+    number: int
+    """Its number, greater than that of each earlier event, also of an earlier daemon. Of type
+    `lost`: events after this number may be missing."""
+
+    refusal: Optional[RefusalFigures] = None
+    """Figures of a refusal."""
+
+    stage: Optional[StageFigures] = None
+    """Figures of a change of stage."""
+
+    state: Optional[StateFigures] = None
+    """Figures of a change of state."""
+
+    text: str
+    """One line that says what happened."""
+
+    time: str
+    """When it happened, by RFC 3339, in UTC: `2026-11-28T14:05:12.345Z`."""
+
+    type: EventType
+    """What it is about."""
+
+    vm: Optional[str] = None
+    """Name of the VM; null: it is about no VM, or about none that is known."""
+
+    warning: Optional[WarningFigures] = None
+    """Figures of a warning."""
 
 
 @dataclass(kw_only=True)
@@ -745,6 +845,15 @@ class LimitStatus:
 
 
 @dataclass(kw_only=True)
+class LostFigures:
+    """Events that may be missing."""
+
+    last: int
+    """The last number that may be missing. The first one is that behind the number of this
+    event."""
+
+
+@dataclass(kw_only=True)
 class MemoryDeviceStatus:
     """A virtio-mem device."""
 
@@ -1023,6 +1132,23 @@ class ReclaimRequest:
 
     bytes: Optional[int] = None
     """Stop once this much is reclaimed; null: reclaim all but a reserve. In bytes."""
+
+
+@dataclass(kw_only=True)
+class RefusalFigures:
+    """A command that was refused or has failed. Questions (GET) are not among them."""
+
+    code: ErrorCode
+    """Why, for programs."""
+
+    error: str
+    """Why, in one line."""
+
+    method: str
+    """The request's method."""
+
+    path: str
+    """The request's path."""
 
 
 @dataclass(kw_only=True)
@@ -1348,6 +1474,31 @@ class Skipped:
 
 
 @dataclass(kw_only=True)
+class StageFigures:
+    """How short of memory the host is, for the pilot."""
+
+    from_: PilotStage = field(metadata={"name": "from"})
+    """The stage before."""
+
+    host: str
+    """The host's figures."""
+
+    to: PilotStage
+    """The stage from now on."""
+
+
+@dataclass(kw_only=True)
+class StateFigures:
+    """A VM's new state."""
+
+    change: VmChange
+    """What Ebb does with the VM from now on."""
+
+    reason: Optional[str] = None
+    """Why; null: nothing is known but that."""
+
+
+@dataclass(kw_only=True)
 class TierSpeed:
     """How fast a tier is."""
 
@@ -1586,3 +1737,14 @@ class VmSummary:
 
     trusted: bool
     """Whether the guest is trusted, so that Ebb may reclaim memory by its page metadata."""
+
+
+@dataclass(kw_only=True)
+class WarningFigures:
+    """A warning that has appeared or vanished."""
+
+    appeared: bool
+    """Whether it has appeared; else it has vanished."""
+
+    warning: str
+    """The warning, as the VM's status has it."""

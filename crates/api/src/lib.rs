@@ -1,8 +1,7 @@
 //! What `ebbd` says and understands over its UNIX socket: types, paths, OpenAPI.
 //!
-//! HTTP/1.1 with JSON bodies. A refusal is an [`ApiErrorBody`] with status 400
-//! (the request makes no sense), 404 (no such VM), 409 (name or VM already managed),
-//! 422 (understood, but this VM or host does not allow it) or 500.
+//! HTTP/1.1 with JSON bodies. A refusal is an [`ApiErrorBody`]; its [`ErrorCode`] says why, and
+//! gives the HTTP status. `GET /v1/events` is a stream of [`Event`]s.
 //! No I/O and no policy here: both sides of the socket share only this crate.
 #![forbid(unsafe_code)]
 
@@ -10,6 +9,8 @@ pub mod advice;
 mod calibration;
 mod choice;
 mod confinement;
+mod error;
+mod event;
 mod heat;
 mod name;
 mod openapi;
@@ -27,6 +28,11 @@ pub use choice::{
     State, VmClass,
 };
 pub use confinement::Confinement;
+pub use error::{ApiErrorBody, ErrorCode};
+pub use event::{
+    DecisionFigures, EVENT_TEXT_BYTES_MAX, Event, EventType, EventsQuery, LostFigures, PilotAction,
+    RefusalFigures, StageFigures, StateFigures, VmChange, WarningFigures,
+};
 pub use heat::{DegreeBytes, HeatBlock, HeatFigures, HeatRegion, HeatReport, HeatRequest};
 pub use name::{NAME_LEN_MAX, NameError, VmName};
 pub use openapi::{document, document_text};
@@ -38,9 +44,7 @@ pub use pool::{
     LOWER_PERCENT_DEFAULT, PoolMember, PoolRequest, PoolStatus, ShareRequest,
     UPPER_PERCENT_DEFAULT, UPPER_PERCENT_MAX,
 };
-pub use report::{
-    ApiErrorBody, DetachReport, EvictReport, ReclaimReport, ResizeReport, Skipped, Version,
-};
+pub use report::{DetachReport, EvictReport, ReclaimReport, ResizeReport, Skipped, Version};
 pub use request::{
     AttachRequest, AutoRequest, BELOW_PERCENT_DEFAULT, BadRequest, CPUS_MAX, DiskRequest,
     EvictRequest, INTERVAL_MS_MAX, INTERVAL_MS_MIN, LimitRequest, MEMORY_BYTES_MAX,

@@ -44,6 +44,7 @@ pub fn document_text() -> Result<String, serde_json::Error> {
         v1::rule,
         v1::calibrate,
         v1::calibration,
+        v1::events,
         v1::openapi,
     )
 )]
@@ -54,8 +55,8 @@ struct Description;
 #[expect(dead_code, reason = "only their descriptions are used")]
 mod v1 {
     use crate::{
-        ApiErrorBody, AttachRequest, AutoRequest, AutoStatus, Calibration, DetachReport,
-        EvictReport, EvictRequest, HeatReport, HeatRequest, LimitRequest, LimitStatus,
+        ApiErrorBody, AttachRequest, AutoRequest, AutoStatus, Calibration, DetachReport, Event,
+        EventsQuery, EvictReport, EvictRequest, HeatReport, HeatRequest, LimitRequest, LimitStatus,
         PilotRequest, PilotSight, PilotStatus, PoolRequest, PoolStatus, ReclaimReport,
         ReclaimRequest, ResizeReport, ResizeRequest, RuleRequest, RunRequest, ShareRequest,
         StatusQuery, Version, VmStatus, VmSummary, route,
@@ -313,6 +314,24 @@ mod v1 {
     ))]
     fn calibration() {}
 
+    /// What happens to VMs, as server-sent events: what the daemon still has of it, and then what
+    /// happens from now on. The id of each is the event's number, and its data is the event. A line
+    /// that begins with a colon comes every 15 s. A reader that is too slow loses events, and is
+    /// told so by an event of type `lost`.
+    #[utoipa::path(get, path = route::EVENTS,
+        params(
+            EventsQuery,
+            ("Last-Event-ID" = Option<u64>, Header,
+                description = "Only events after this number; it counts before `since`."),
+        ),
+        responses(
+            (status = 200, body = Event, content_type = "text/event-stream",
+                description = "The body is that of the data of each event."),
+            (status = 400, body = ApiErrorBody, description = "The request makes no sense."),
+            (status = 429, body = ApiErrorBody, description = "Too many streams are open."),
+        ))]
+    fn events() {}
+
     /// This document.
     #[utoipa::path(get, path = route::OPENAPI, responses((status = 200, description = "OpenAPI 3.1.")))]
     fn openapi() {}
@@ -343,6 +362,7 @@ mod tests {
             route::PILOT_SIGHT,
             route::RULE,
             route::CALIBRATION,
+            route::EVENTS,
             route::OPENAPI,
         ] {
             assert!(document.paths.paths.contains_key(path), "{path}");

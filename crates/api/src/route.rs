@@ -44,6 +44,8 @@ pub const PILOT_SIGHT: &str = "/v1/pilot/sight";
 pub const RULE: &str = "/v1/vms/{name}/rule";
 /// POST, GET: [`crate::Calibration`].
 pub const CALIBRATION: &str = "/v1/calibration";
+/// GET with [`crate::EventsQuery`]: a stream of [`crate::Event`]s, as server-sent events.
+pub const EVENTS: &str = "/v1/events";
 /// GET: the OpenAPI document.
 pub const OPENAPI: &str = "/v1/openapi.json";
 

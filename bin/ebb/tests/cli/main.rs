@@ -2,6 +2,7 @@
 
 mod daemon;
 mod doctor;
+mod events;
 mod harness;
 mod remote;
 mod requests;

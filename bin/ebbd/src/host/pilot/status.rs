@@ -11,7 +11,7 @@ use ebb_units::Bytes;
 use super::record::Settings;
 use super::{Known, Noted};
 use crate::host::registry::Daemon;
-use crate::model::api_error::{Answer, not_allowed, unsaved};
+use crate::model::api_error::{Answer, ApiError, not_allowed, unsaved};
 use crate::model::figures::millis;
 use crate::model::piloted::Piloted;
 use crate::system::host_memory;
@@ -109,7 +109,8 @@ pub fn last_sight(daemon: &Daemon) -> Answer<PilotSight> {
     let known = daemon.pilot().known();
     let sight = known.last.as_ref().map(|last| last.sight.clone());
     sight.ok_or_else(|| {
-        not_allowed("the pilot is off, or has just been turned on: ebb pilot dry-run lets it look")
+        let why = "the pilot is off, or has just been turned on: ebb pilot dry-run lets it look";
+        ApiError::NotSet(why.into())
     })
 }
 
@@ -145,7 +146,7 @@ fn decisions(known: &Known) -> Vec<PilotDecision> {
     known.decisions.iter().rev().take(SHOWN).filter_map(shown).collect()
 }
 
-fn name_of(stage: Stage) -> PilotStage {
+pub(super) fn name_of(stage: Stage) -> PilotStage {
     match stage {
         Stage::Ample => PilotStage::Ample,
         Stage::Tight => PilotStage::Tight,

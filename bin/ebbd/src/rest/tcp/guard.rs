@@ -4,17 +4,18 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Extension, MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::{Json, Router};
-use ebb_api::{ApiErrorBody, route};
+use ebb_api::{ApiErrorBody, ErrorCode, route};
 use http_body_util::LengthLimitError;
 use tokio::time::timeout;
 
 use super::tokens::{Role, Tokens};
+use crate::model::api_error::refuse;
 
 /// Largest request. None that is allowed here has more than some hundred bytes.
 const BODY_MOST_BYTES: usize = 64 << 10;
@@ -44,7 +45,7 @@ pub const CHANGES: [&str; 12] = [
 pub struct Client(pub IpAddr);
 
 /// A refusal.
-struct Refused(StatusCode, String);
+struct Refused(ErrorCode, String);
 
 /// Puts the guard before all routes.
 pub fn guard(router: Router, tokens: Tokens) -> Router {
@@ -80,7 +81,7 @@ async fn admit(
 fn line_of_token(tokens: &Tokens, request: &Request) -> Result<usize, Refused> {
     let Some(token) = bearer(request.headers()) else {
         return Err(Refused(
-            StatusCode::UNAUTHORIZED,
+            ErrorCode::Unauthorized,
             "a token is needed: send the header `Authorization: Bearer TOKEN`, with a token of the \
              file that ebbd --tokens names"
                 .into(),
@@ -88,13 +89,13 @@ fn line_of_token(tokens: &Tokens, request: &Request) -> Result<usize, Refused> {
     };
     let Some((role, line)) = tokens.find(token) else {
         return Err(Refused(
-            StatusCode::UNAUTHORIZED,
+            ErrorCode::Unauthorized,
             "this token is not known: the file that ebbd --tokens names does not have it, or did \
              not have it when ebbd began"
                 .into(),
         ));
     };
-    let forbidden = |why: &str| Err(Refused(StatusCode::FORBIDDEN, why.into()));
+    let forbidden = |why: &str| Err(Refused(ErrorCode::Forbidden, why.into()));
     if is_look(request.method()) {
         return Ok(line);
     }
@@ -129,7 +130,7 @@ async fn whole(request: Request) -> Result<Request, Refused> {
     let (parts, body) = request.into_parts();
     let Ok(body) = timeout(BODY_LIMIT, to_bytes(body, BODY_MOST_BYTES)).await else {
         return Err(Refused(
-            StatusCode::REQUEST_TIMEOUT,
+            ErrorCode::TooSlow,
             format!("nothing was done: the request was not whole after {} s", BODY_LIMIT.as_secs()),
         ));
     };
@@ -138,10 +139,10 @@ async fn whole(request: Request) -> Result<Request, Refused> {
             std::error::Error::source(&error).is_some_and(|source| source.is::<LengthLimitError>());
         match is_long {
             true => Refused(
-                StatusCode::PAYLOAD_TOO_LARGE,
+                ErrorCode::TooLarge,
                 format!("nothing was done: a request has {BODY_MOST_BYTES} bytes at most"),
             ),
-            false => Refused(StatusCode::BAD_REQUEST, format!("nothing was done: {error}")),
+            false => Refused(ErrorCode::BadRequest, format!("nothing was done: {error}")),
         }
     })?;
     Ok(Request::from_parts(parts, Body::from(body)))
@@ -149,9 +150,10 @@ async fn whole(request: Request) -> Result<Request, Refused> {
 
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
-        let Refused(status, error) = self;
-        let mut response = (status, Json(ApiErrorBody { error })).into_response();
-        if status == StatusCode::UNAUTHORIZED {
+        let Refused(code, error) = self;
+        let status = StatusCode::from_u16(code.status()).unwrap_or(StatusCode::FORBIDDEN);
+        let mut response = refuse(status, ApiErrorBody { code: Some(code), error, hint: None });
+        if code == ErrorCode::Unauthorized {
             let scheme = HeaderValue::from_static("Bearer realm=\"ebbd\"");
             response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
         }
