@@ -24,6 +24,7 @@ mod neighbour;
 pub mod nested;
 mod process;
 mod scattered_files;
+mod screen;
 mod slow_disk;
 mod there_and_back;
 pub mod tracked;
@@ -38,6 +39,7 @@ pub use memory::{MemoryDevice, Sizes};
 pub use mount::SmallFs;
 pub use neighbour::Neighbour;
 pub use scattered_files::ScatteredFiles;
+pub use screen::Screen;
 pub use slow_disk::{SlowDisk, slow_disks};
 use testkit::wait;
 pub use testkit::{

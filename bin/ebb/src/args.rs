@@ -1,5 +1,7 @@
 //! The command line. Help, man pages and completions all come from here.
 
+mod top;
+
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -11,6 +13,7 @@ use ebb_api::{
 };
 use ebb_units::Bytes;
 
+pub use self::top::Top;
 use crate::below::Below;
 use crate::interval::Interval;
 
@@ -54,6 +57,8 @@ pub enum Command {
         #[arg(long)]
         verbose: bool,
     },
+    /// Show the host and all VMs on one screen, as they change
+    Top(Top),
     /// Reclaim the guest's free memory once
     Reclaim {
         #[command(flatten)]

@@ -2,6 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use http_body_util::{BodyExt, Full};
@@ -9,6 +10,7 @@ use hyper::body::Bytes;
 use hyper::{Method, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
+use tokio::time::timeout;
 
 use ebb_api::{ApiErrorBody, Version, advice, route};
 use rustix::net::sockopt::socket_peercred;
@@ -55,6 +57,40 @@ pub fn call<A: DeserializeOwned>(
     }
     serde_json::from_slice(&answer)
         .with_context(|| format!("this ebb does not understand ebbd's answer; {}", restart()))
+}
+
+/// Sends as [`call`] does to the daemon that listens at this socket, and waits no longer than
+/// `patience`. It starts no daemon.
+///
+/// # Errors
+/// Those of [`call`]; nobody listens, or the answer does not come in time.
+pub fn call_within<A: DeserializeOwned>(
+    socket: &Path,
+    patience: Duration,
+    method: Method,
+    path: &str,
+    body: Vec<u8>,
+) -> anyhow::Result<A> {
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::HOST, "ebbd")
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Full::new(Bytes::from(body)))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let asking = async {
+        // Does not wait, even for a daemon that is stopped.
+        let stream = tokio::net::UnixStream::connect(socket).await;
+        let stream = stream.with_context(|| format!("no ebbd listens at {}", socket.display()))?;
+        exchange(stream.into_std()?, request).await
+    };
+    let answered = runtime.block_on(async { timeout(patience, asking).await });
+    let (status, answer) =
+        answered.with_context(|| format!("ebbd is silent for {} s", patience.as_secs()))??;
+    if !status.is_success() {
+        bail!(refusal(status, &answer, || restart("PID", None)));
+    }
+    serde_json::from_slice(&answer).context("this ebb does not understand ebbd's answer")
 }
 
 /// The daemon that answers.

@@ -15,15 +15,16 @@ use ebb_api::{
     AttachRequest, AutoRequest, AutoStatus, Calibration, DetachReport, DiskRequest, EvictReport,
     EvictRequest, HeatReport, HeatRequest, LimitRequest, LimitStatus, PilotRequest, PilotSight,
     PilotStatus, PoolRequest, PoolStatus, ReclaimReport, ReclaimRequest, ResizeReport,
-    ResizeRequest, RuleRequest, RunRequest, ShareRequest, SizeState, VmStatus, VmSummary, route,
+    ResizeRequest, RuleRequest, RunRequest, ShareRequest, SizeState, Top, VmStatus, VmSummary,
+    route,
 };
 use ebb_units::Bytes;
 
-use crate::args::{Args, Attach, Auto, Begins, Command, Run, SizeOrOff, Switch, Vm};
+use crate::args::{self, Args, Attach, Auto, Begins, Command, Run, SizeOrOff, Switch, Vm};
 use crate::below::Below;
 use crate::interval::Interval;
 use crate::progress::{self, Progress};
-use crate::{Outcome, client, daemon, doctor, heat, interrupt, manual, show, trace};
+use crate::{Outcome, client, daemon, doctor, heat, interrupt, manual, show, top, trace};
 
 /// Time from one question to the daemon about its progress to the next.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
@@ -39,6 +40,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         Command::Detach { vm } => host.detach(&vm)?,
         Command::List { output } => host.list(output.json)?,
         Command::Status { vm, verbose } => host.status(&vm, verbose)?,
+        Command::Top(args) => host.top(&args)?,
         Command::Reclaim { vm, bytes } => host.reclaim(&vm, bytes)?,
         Command::Auto(auto) => host.auto(&auto)?,
         Command::Limit { vm, limit, low, high } => {
@@ -188,6 +190,18 @@ impl Host {
     fn status(&self, vm: &Vm, verbose: bool) -> anyhow::Result<String> {
         let status: VmStatus = self.ask(Method::GET, &route::full_status(&vm.name))?;
         render(&status, vm.output.json, if verbose { show::status } else { show::brief })
+    }
+
+    fn top(&self, args: &args::Top) -> anyhow::Result<String> {
+        let shows = !args.once && !args.json;
+        if shows {
+            top::check_terminal()?;
+        }
+        let first: Top = self.ask(Method::GET, route::TOP)?;
+        if shows {
+            return top::show(&self.run_dir, args, first).map(|()| String::new());
+        }
+        render(&first, args.json, |first| top::once(args, first.clone()))
     }
 
     fn reclaim(&self, vm: &Vm, bytes: Option<Bytes>) -> anyhow::Result<String> {

@@ -14,6 +14,7 @@ mod interval;
 mod manual;
 mod progress;
 mod show;
+mod top;
 mod trace;
 
 use std::io::{self, Write};

@@ -8,6 +8,7 @@ pub mod pilot;
 pub mod pool;
 pub mod pool_keeper;
 pub mod pressure_watch;
+mod rates;
 pub mod recovery;
 pub mod registry;
 pub mod start_vm;
@@ -15,4 +16,5 @@ mod supervisor;
 pub mod swap_dir;
 #[cfg(test)]
 mod testing;
+pub mod top;
 mod vm_process;

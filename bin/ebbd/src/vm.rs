@@ -8,6 +8,7 @@ mod hyperalloc;
 pub mod limit;
 mod make_pager;
 mod member;
+mod parts;
 pub mod passed_through;
 mod piloted;
 pub mod publisher;

@@ -19,6 +19,7 @@ mod report;
 mod request;
 pub mod route;
 mod status;
+mod top;
 
 pub use calibration::{Calibration, TierSpeed};
 pub use choice::{
@@ -49,7 +50,8 @@ pub use request::{
 };
 pub use status::{
     AutoStatus, BalloonStatus, DiskCounts, FaultCounts, FaultTimes, Fragmentation, GuestFigures,
-    GuestStatus, KindBytes, LimitStatus, MemoryDeviceStatus, ORDER_MAX, PressureStatus,
-    ReachStatus, ReachingDevice, SharingStatus, SizeStatus, TierStatus, TierUse, VmStatus,
-    VmSummary,
+    GuestStatus, KindBytes, LimitStatus, MemoryDeviceStatus, MemoryParts, ORDER_MAX,
+    PressureStatus, ReachStatus, ReachingDevice, SharingStatus, SizeStatus, TierStatus, TierUse,
+    VmStatus, VmSummary,
 };
+pub use top::{Top, TopHost, TopVm};

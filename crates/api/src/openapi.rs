@@ -36,6 +36,7 @@ pub fn document_text() -> Result<String, serde_json::Error> {
         v1::set_pilot,
         v1::pilot,
         v1::pilot_sight,
+        v1::top,
         v1::rule,
         v1::calibrate,
         v1::calibration,
@@ -53,7 +54,7 @@ mod v1 {
         EvictReport, EvictRequest, HeatReport, HeatRequest, LimitRequest, LimitStatus,
         PilotRequest, PilotSight, PilotStatus, PoolRequest, PoolStatus, ReclaimReport,
         ReclaimRequest, ResizeReport, ResizeRequest, RuleRequest, RunRequest, ShareRequest,
-        StatusQuery, Version, VmStatus, VmSummary, route,
+        StatusQuery, Top, Version, VmStatus, VmSummary, route,
     };
 
     const NO_ROOM: &str = "There is no room for the record; nothing was changed.";
@@ -279,6 +280,14 @@ mod v1 {
     ))]
     fn pilot_sight() {}
 
+    /// The host and all VMs at this moment. No VM is asked: the figures are those that the VMs'
+    /// processes published last, at most a second ago unless a VM is busy.
+    #[utoipa::path(get, path = route::TOP, responses(
+        (status = 200, body = Top),
+        (status = 500, body = ApiErrorBody, description = "The operation failed."),
+    ))]
+    fn top() {}
+
     /// Change the pilot's rule for a VM. It holds for later VMs of this name, too.
     #[utoipa::path(put, path = route::RULE, request_body = RuleRequest,
         params(("name" = String, Path, description = "The VM's name.")),
@@ -336,6 +345,7 @@ mod tests {
             route::POOL,
             route::PILOT,
             route::PILOT_SIGHT,
+            route::TOP,
             route::RULE,
             route::CALIBRATION,
             route::OPENAPI,

@@ -40,6 +40,8 @@ pub const POOL: &str = "/v1/pool";
 pub const PILOT: &str = "/v1/pilot";
 /// GET: [`crate::PilotSight`].
 pub const PILOT_SIGHT: &str = "/v1/pilot/sight";
+/// GET: [`crate::Top`].
+pub const TOP: &str = "/v1/top";
 /// PUT [`crate::RuleRequest`]: [`crate::PilotStatus`].
 pub const RULE: &str = "/v1/vms/{name}/rule";
 /// POST, GET: [`crate::Calibration`].

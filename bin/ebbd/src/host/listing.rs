@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use ebb_api::{State, VmStatus, VmSummary};
 
+use super::rates::{PerSecond, Rates};
 use crate::model::api_error::{Answer, ApiError};
 use crate::model::figures::{VmFigures, millis, slow};
 use crate::model::host_pressure::Watched;
@@ -30,6 +31,18 @@ struct Known {
     number: u64,
     member: Option<Member>,
     piloted: Option<Piloted>,
+    rates: Rates,
+}
+
+/// All that is known of a VM, as last known.
+pub struct Seen {
+    pub summary: VmSummary,
+    /// None: it has not published yet.
+    pub status: Option<Box<VmStatus>>,
+    pub rates: Option<PerSecond>,
+    pub piloted: Option<Piloted>,
+    /// Whether the figures are old.
+    pub is_slow: bool,
 }
 
 impl Known {
@@ -37,6 +50,18 @@ impl Known {
     fn answers(&self) -> bool {
         let is_slow = self.at.is_none_or(|at| slow(at.elapsed()).is_some());
         matches!(self.stage, Stage::Managed) && !is_slow
+    }
+
+    /// Its line in the list.
+    fn summary(&self) -> VmSummary {
+        let age = self.at.map(|at| at.elapsed());
+        let slow = age.and_then(slow);
+        VmSummary {
+            state: self.stage.state(),
+            state_reason: self.stage.reason().or(slow).or(self.summary.state_reason.clone()),
+            age_ms: age.map(millis),
+            ..self.summary.clone()
+        }
     }
 }
 
@@ -102,6 +127,7 @@ impl Listing {
             number: 0,
             member,
             piloted: None,
+            rates: Rates::default(),
         }))
     }
 
@@ -143,8 +169,11 @@ impl Listing {
         let age = Duration::from_millis(status.age_ms);
         known.piloted = piloted.filter(Piloted::adds_up);
         known.summary = summary::of(&status);
-        (known.status, known.at, known.member) =
-            (Some(Box::new(status)), Instant::now().checked_sub(age), member);
+        let at = Instant::now().checked_sub(age);
+        if let Some(at) = at {
+            known.rates.take(at, &status);
+        }
+        (known.status, known.at, known.member) = (Some(Box::new(status)), at, member);
     }
 
     /// Checks that its process serves it now.
@@ -192,14 +221,19 @@ impl Listing {
 
     /// Its line in the list, as last known.
     pub fn summary(&self) -> VmSummary {
+        self.known().summary()
+    }
+
+    /// All that is known of it.
+    pub fn seen(&self) -> Seen {
         let known = self.known();
-        let age = known.at.map(|at| at.elapsed());
-        let slow = age.and_then(slow);
-        VmSummary {
-            state: known.stage.state(),
-            state_reason: known.stage.reason().or(slow).or(known.summary.state_reason.clone()),
-            age_ms: age.map(millis),
-            ..known.summary.clone()
+        let is_slow = known.at.is_none_or(|at| slow(at.elapsed()).is_some());
+        Seen {
+            summary: known.summary(),
+            status: known.status.clone(),
+            rates: known.rates.last(),
+            piloted: known.piloted.clone(),
+            is_slow,
         }
     }
 

@@ -9,11 +9,11 @@ use axum::routing::{any, get, post, put};
 use axum::{Json, Router};
 use ebb_api::{
     AttachRequest, Calibration, PilotRequest, PilotSight, PilotStatus, PoolRequest, PoolStatus,
-    RuleRequest, RunRequest, ShareRequest, Version, VmName, VmSummary, route,
+    RuleRequest, RunRequest, ShareRequest, Top, Version, VmName, VmSummary, route,
 };
 
 use crate::host::registry::Daemon;
-use crate::host::{apart, asking, pilot, pool_keeper, start_vm};
+use crate::host::{apart, asking, pilot, pool_keeper, start_vm, top};
 use crate::model::api_error::{Answer, failed, not_allowed};
 use crate::model::task::Work;
 
@@ -30,6 +30,7 @@ pub fn router(daemon: Daemon) -> Router {
         .route(route::POOL, get(show_pool).put(set_pool))
         .route(route::PILOT, get(show_pilot).put(set_pilot))
         .route(route::PILOT_SIGHT, get(pilot_sight))
+        .route(route::TOP, get(show_top))
         .route(route::RULE, put(set_rule))
         .route(route::CALIBRATION, get(calibration).post(calibrate))
         .route(route::OPENAPI, get(|| async { Json(ebb_api::document()) }));
@@ -124,6 +125,10 @@ async fn show_pilot(State(daemon): DaemonState) -> Json<PilotStatus> {
 
 async fn pilot_sight(State(daemon): DaemonState) -> Answer<Json<PilotSight>> {
     pilot::last_sight(&daemon).map(Json)
+}
+
+async fn show_top(State(daemon): DaemonState) -> Answer<Json<Top>> {
+    apart(&daemon, top::now).await.map(Json)
 }
 
 async fn set_rule(

@@ -19,6 +19,7 @@ use super::context::kernel::Kernel;
 use super::devices::Devices;
 use super::hyperalloc::SharedAllocator;
 use super::limit::{Limit, in_flight};
+use super::parts::{self, Counted};
 use super::reclaim::Reclaim;
 use super::resize::Resize;
 use super::tiering::Tiering;
@@ -70,6 +71,19 @@ pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
         ),
     };
     let shared_size = hyperalloc.shared_size();
+    let size = resize.status(cx, &shared_size);
+    let limit = limit(knowing);
+    let guest_free_bytes =
+        { cx.guest.guest().ok() }.and_then(|guest| guest.free_bytes(&pager.view()));
+    let parts = parts::of(Counted {
+        memory: memory_bytes,
+        resident: resident_bytes,
+        saved: limit.saved_bytes,
+        compressed: limit.compressed_pages.saturating_mul(FRAME_BYTES),
+        disk_backed: limit.on_disk_bytes,
+        free: guest_free_bytes,
+        withheld: size.ballooned_bytes.saturating_add(size.hard_bytes),
+    });
     let (mechanism, mechanism_reason) =
         hyperalloc.mechanism(cx).unwrap_or_else(|| reclaim.mechanism(cx));
     Ok(VmStatus {
@@ -94,9 +108,9 @@ pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
         memory_bytes,
         unplugged_bytes: record.unplugged_bytes(),
         resident_bytes,
+        parts: Some(parts),
         emptied_bytes,
-        guest_free_bytes: { cx.guest.guest().ok() }
-            .and_then(|guest| guest.free_bytes(&pager.view())),
+        guest_free_bytes,
         guest: guest(cx.guest.kernel(), pager, counts),
         faults: FaultCounts {
             missing: read(&pager.counters().missing),
@@ -111,8 +125,8 @@ pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
         reclaimed_total_bytes: totals.reclaimed_bytes,
         returned_total_bytes,
         auto: reclaim.auto_status(cx),
-        limit: limit(knowing),
-        size: resize.status(cx, &shared_size),
+        limit,
+        size,
         balloon: resize.balloon_status(cx),
         tier: tiering.status(cx, knowing.limit.active_bytes()),
         sharing: hyperalloc.status(cx),

@@ -3,12 +3,14 @@
 use std::time::Instant;
 
 use ebb_api::{
-    PilotDecision, PilotRequest, PilotSight, PilotStage, PilotStatus, PilotVm, RuleRequest, VmName,
+    PilotDecision, PilotMode, PilotRequest, PilotSight, PilotStage, PilotStatus, PilotVm,
+    RuleRequest, VmClass, VmName,
 };
-use ebb_policy::pilot::Stage;
+use ebb_policy::pilot::{Class, Stage};
+use ebb_policy::pressure::Below;
 use ebb_units::Bytes;
 
-use super::record::Settings;
+use super::record::{Rule, Settings};
 use super::{Known, Noted};
 use crate::host::registry::Daemon;
 use crate::model::api_error::{Answer, not_allowed, unsaved};
@@ -98,6 +100,42 @@ pub fn status(daemon: &Daemon) -> PilotStatus {
         host: known.last.as_ref().map(|last| last.host.clone()),
         vms,
         decisions: decisions(&known),
+    }
+}
+
+/// The pilot's settings and the host's stage, for those who show all VMs.
+pub struct Glance {
+    /// What the pilot does.
+    pub mode: PilotMode,
+    /// Memory that is to stay available on the host.
+    pub reserve: Below,
+    /// How short of memory the host is; none: the pilot is off, or has not looked yet.
+    pub stage: Option<PilotStage>,
+    settings: Settings,
+}
+
+/// The part of a VM's rule that those show.
+pub struct GlanceRule {
+    /// How much the VM's speed matters.
+    pub class: VmClass,
+    /// Whether the pilot leaves it as it is.
+    pub hold: bool,
+    /// The class as the policy has it.
+    pub policy: Class,
+}
+
+impl Glance {
+    /// The pilot now.
+    pub fn of(daemon: &Daemon) -> Glance {
+        let settings = daemon.pilot_record().settings();
+        let stage = daemon.pilot().known().last.as_ref().map(|last| name_of(last.stage));
+        Glance { mode: settings.mode, reserve: settings.reserve(), stage, settings }
+    }
+
+    /// The rule of a VM.
+    pub fn rule(&self, name: &VmName) -> GlanceRule {
+        let Rule { class, hold, .. } = self.settings.rule_of(name);
+        GlanceRule { class, hold, policy: self.settings.rule(name).class }
     }
 }
 

@@ -1,0 +1,18 @@
+//! The arguments of `ebb top`.
+
+/// What `ebb top` shows, and how.
+#[derive(clap::Args)]
+pub struct Top {
+    /// Show only VMs with this in their names
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub filter: String,
+    /// Allow keys that change a limit or a hold; each asks before it acts
+    #[arg(long, conflicts_with_all = ["once", "json"])]
+    pub control: bool,
+    /// Print one screen as text, and end
+    #[arg(long)]
+    pub once: bool,
+    /// Print the figures as JSON, and end
+    #[arg(long)]
+    pub json: bool,
+}
