@@ -197,11 +197,14 @@ impl Host {
         if shows {
             top::check_terminal()?;
         }
-        let first: Top = self.ask(Method::GET, route::TOP)?;
+        let first: Vec<Top> = match &args.at {
+            Some(at) => top::past(at, |path| self.ask(Method::GET, path))?,
+            None => vec![self.ask(Method::GET, route::TOP)?],
+        };
         if shows {
             return top::show(&self.run_dir, args, first).map(|()| String::new());
         }
-        render(&first, args.json, |first| top::once(args, first.clone()))
+        render(&first.last(), args.json, |_| top::once(args, first.clone()))
     }
 
     fn reclaim(&self, vm: &Vm, bytes: Option<Bytes>) -> anyhow::Result<String> {

@@ -6,6 +6,7 @@ mod clock;
 mod column;
 mod feed;
 mod number;
+mod past;
 #[cfg(test)]
 mod samples;
 mod screen;
@@ -19,11 +20,12 @@ use std::io::{self, IsTerminal};
 use std::path::Path;
 
 use anyhow::bail;
-use ebb_api::Top;
+use ebb_api::{History, HistoryQuery, Top};
 use ratatui::crossterm;
 
 use self::app::{App, Message};
 use self::clock::Clock;
+use self::past::Past;
 use self::theme::Theme;
 use crate::args;
 
@@ -33,13 +35,23 @@ const WIDTH: u16 = 160;
 const WIDTHS: std::ops::RangeInclusive<u16> = 80..=400;
 
 /// Returns the figures as text.
-pub fn once(args: &args::Top, top: Top) -> String {
+pub fn once(args: &args::Top, first: Vec<Top>) -> String {
     let mut app =
         App::new(Theme { is_coloured: false }, Clock::local(), args.filter.clone(), false);
-    app.on(Message::Figures(Ok(top)));
+    for message in messages(args, first) {
+        app.on(message);
+    }
     let of_terminal = || crossterm::terminal::size().ok().map(|(width, _)| width);
     let width = io::stdout().is_terminal().then(of_terminal).flatten().unwrap_or(WIDTH);
     screen::text(&app, width.clamp(*WIDTHS.start(), *WIDTHS.end()))
+}
+
+/// What the program shows first: figures of the past or of now.
+fn messages(args: &args::Top, first: Vec<Top>) -> Vec<Message> {
+    match args.at {
+        Some(_) => vec![Message::Past(Ok(first))],
+        None => first.into_iter().map(|top| Message::Figures(Ok(top))).collect(),
+    }
 }
 
 /// Checks that there is a terminal to show the figures on.
@@ -53,14 +65,35 @@ pub fn check_terminal() -> anyhow::Result<()> {
     }
 }
 
+/// The moments up to the one that `--at` names, which comes last. `ask`: asks the daemon for history.
+///
+/// # Errors
+/// The text is no moment, there is no history, or nothing is on record before.
+pub fn past(at: &str, ask: impl Fn(&str) -> anyhow::Result<History>) -> anyhow::Result<Vec<Top>> {
+    let at_s = Clock::local().moment(at, jiff::Timestamp::now())?;
+    let ask = |query: &HistoryQuery| {
+        let found = ask(&past::path_of(query)).map_err(|error| format!("{error:#}"))?;
+        Ok(found.points)
+    };
+    let all = Past { ask }.until(at_s).map_err(anyhow::Error::msg)?;
+    match all.is_empty() {
+        true => {
+            bail!("nothing is on record before {at}: ebbd writes down what is from its start on")
+        }
+        false => Ok(all),
+    }
+}
+
 /// Shows the figures until a key ends it.
 ///
 /// # Errors
 /// The terminal cannot be used.
-pub fn show(run_dir: &Path, args: &args::Top, first: Top) -> anyhow::Result<()> {
+pub fn show(run_dir: &Path, args: &args::Top, first: Vec<Top>) -> anyhow::Result<()> {
     let is_coloured = env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let theme = Theme { is_coloured };
     let mut app = App::new(theme, Clock::local(), args.filter.clone(), args.control);
-    app.on(Message::Figures(Ok(first)));
+    for message in messages(args, first) {
+        app.on(message);
+    }
     terminal::run(app, run_dir)
 }

@@ -2,6 +2,7 @@
 
 pub mod apart;
 pub mod asking;
+pub mod history;
 mod link;
 mod listing;
 pub mod pilot;

@@ -36,7 +36,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use self::commands::{disk, memory};
 use self::helpers::{console, injector, relay};
-use self::host::{pilot, pool, pool_keeper, pressure_watch, recovery, registry, swap_dir};
+use self::host::{history, pilot, pool, pool_keeper, pressure_watch, recovery, registry, swap_dir};
 use self::model::record::{ForgetBy, MetadataBy, Settings};
 use self::model::site::Site;
 use self::model::{monitoring, task};
@@ -288,7 +288,9 @@ async fn listen(
     let keeper = tokio::spawn(pool_keeper::keep(daemon.clone()));
     let watcher = tokio::spawn(pressure_watch::watch(daemon.clone(), stall_percent));
     let pilot = tokio::spawn(pilot::keep(daemon.clone(), stall_percent));
+    let history = tokio::spawn(history::keep(daemon.clone()));
     http::serve(listener, server::router(daemon), ended, at_once).await?;
+    history.abort();
     pilot.abort();
     keeper.abort();
     watcher.abort();

@@ -11,6 +11,7 @@ mod calibration;
 mod choice;
 mod confinement;
 mod heat;
+mod history;
 mod name;
 mod openapi;
 mod pilot;
@@ -29,6 +30,10 @@ pub use choice::{
 };
 pub use confinement::Confinement;
 pub use heat::{DegreeBytes, HeatBlock, HeatFigures, HeatRegion, HeatReport, HeatRequest};
+pub use history::{
+    HISTORY_LONG_S, HISTORY_LONG_STEP_S, HISTORY_POINTS_MAX, HISTORY_S, HISTORY_STEP_S, History,
+    HistoryQuery,
+};
 pub use name::{NAME_LEN_MAX, NameError, VmName};
 pub use openapi::{document, document_text};
 pub use pilot::{

@@ -37,6 +37,7 @@ pub fn document_text() -> Result<String, serde_json::Error> {
         v1::pilot,
         v1::pilot_sight,
         v1::top,
+        v1::history,
         v1::rule,
         v1::calibrate,
         v1::calibration,
@@ -51,8 +52,8 @@ struct Description;
 mod v1 {
     use crate::{
         ApiErrorBody, AttachRequest, AutoRequest, AutoStatus, Calibration, DetachReport,
-        EvictReport, EvictRequest, HeatReport, HeatRequest, LimitRequest, LimitStatus,
-        PilotRequest, PilotSight, PilotStatus, PoolRequest, PoolStatus, ReclaimReport,
+        EvictReport, EvictRequest, HeatReport, HeatRequest, History, HistoryQuery, LimitRequest,
+        LimitStatus, PilotRequest, PilotSight, PilotStatus, PoolRequest, PoolStatus, ReclaimReport,
         ReclaimRequest, ResizeReport, ResizeRequest, RuleRequest, RunRequest, ShareRequest,
         StatusQuery, Top, Version, VmStatus, VmSummary, route,
     };
@@ -288,6 +289,16 @@ mod v1 {
     ))]
     fn top() {}
 
+    /// What the host and its VMs were like: every 15 s for a day, every 5 min for 90 days.
+    #[utoipa::path(get, path = route::HISTORY, params(HistoryQuery), responses(
+        (status = 200, body = History),
+        (status = 400, body = ApiErrorBody, description = "The request makes no sense, or asks for \
+            too many moments."),
+        (status = 422, body = ApiErrorBody, description = "There is no history."),
+        (status = 500, body = ApiErrorBody, description = "The operation failed."),
+    ))]
+    fn history() {}
+
     /// Change the pilot's rule for a VM. It holds for later VMs of this name, too.
     #[utoipa::path(put, path = route::RULE, request_body = RuleRequest,
         params(("name" = String, Path, description = "The VM's name.")),
@@ -346,6 +357,7 @@ mod tests {
             route::PILOT,
             route::PILOT_SIGHT,
             route::TOP,
+            route::HISTORY,
             route::RULE,
             route::CALIBRATION,
             route::OPENAPI,

@@ -42,6 +42,8 @@ pub const PILOT: &str = "/v1/pilot";
 pub const PILOT_SIGHT: &str = "/v1/pilot/sight";
 /// GET: [`crate::Top`].
 pub const TOP: &str = "/v1/top";
+/// GET with [`crate::HistoryQuery`]: [`crate::History`].
+pub const HISTORY: &str = "/v1/history";
 /// PUT [`crate::RuleRequest`]: [`crate::PilotStatus`].
 pub const RULE: &str = "/v1/vms/{name}/rule";
 /// POST, GET: [`crate::Calibration`].

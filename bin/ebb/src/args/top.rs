@@ -7,8 +7,11 @@ pub struct Top {
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     pub filter: String,
     /// Allow keys that change a limit or a hold; each asks before it acts
-    #[arg(long, conflicts_with_all = ["once", "json"])]
+    #[arg(long, conflicts_with_all = ["once", "json", "at"])]
     pub control: bool,
+    /// Show history: what was at this time, as 14:05 or 2026-11-28T14:05
+    #[arg(long, value_name = "TIME")]
+    pub at: Option<String>,
     /// Print one screen as text, and end
     #[arg(long)]
     pub once: bool,

@@ -23,6 +23,8 @@ pub enum Message {
     Resized,
     /// The daemon's answer, or why there is none.
     Figures(Result<Top, String>),
+    /// Moments of the past, the one to show last, or why there are none.
+    Past(Result<Vec<Top>, String>),
     /// What came of a change.
     Done(Result<String, String>),
     /// The terminal is gone, or somebody asks this program to end.
@@ -36,6 +38,8 @@ pub enum Effect {
     Quit,
     /// Have the daemon change something.
     Do(Change),
+    /// Show the moment after the one that is shown, or the one before.
+    Step { at_s: u64, is_forward: bool },
 }
 
 /// What the keys are for now.
@@ -73,6 +77,8 @@ pub struct App {
     /// Why there are no newer ones; none: they are the newest.
     pub silence: Option<String>,
     pub trails: Trails,
+    /// How much of the past is remembered, in seconds; none: the present is shown.
+    pub past_s: Option<u64>,
     pub page: Page,
     pub input: Input,
     pub filter: String,
@@ -98,6 +104,7 @@ impl App {
             top: None,
             silence: None,
             trails: Trails::default(),
+            past_s: None,
             page: Page::Table,
             input: Input::Page,
             filter,
@@ -118,6 +125,10 @@ impl App {
                 (self.top, self.silence) = (Some(top), None);
             }
             Message::Figures(Err(why)) => self.silence = Some(why),
+            Message::Past(past) => {
+                self.is_busy = false;
+                self.show_past(past);
+            }
             Message::Done(done) => {
                 self.is_busy = false;
                 self.message = Some(done.unwrap_or_else(|why| format!("not done: {why}")));
@@ -125,6 +136,19 @@ impl App {
             Message::Key(key) => return self.key(key),
         }
         None
+    }
+
+    fn show_past(&mut self, past: Result<Vec<Top>, String>) {
+        match past.as_deref() {
+            Ok([first, .., last] | [first @ last]) => {
+                self.past_s = Some(last.at_unix_ms.saturating_sub(first.at_unix_ms) / 1000);
+                self.top = Some(last.clone());
+                self.trails = Trails::default();
+                past.iter().flatten().for_each(|top| self.trails.add(top));
+            }
+            Ok([]) => self.message = Some("nothing is on record there".into()),
+            Err(why) => self.message = Some(why.clone()),
+        }
     }
 
     /// The VMs that are shown, sorted.

@@ -6,10 +6,13 @@ use std::sync::mpsc::SyncSender;
 use std::thread;
 use std::time::Duration;
 
-use ebb_api::{LimitRequest, LimitStatus, PilotStatus, RuleRequest, route};
+use ebb_api::{
+    History, HistoryQuery, LimitRequest, LimitStatus, PilotStatus, RuleRequest, Top, route,
+};
 use hyper::Method;
 
 use super::app::{Change, Message};
+use super::past::{Ask, Past, path_of};
 use crate::client;
 
 /// Time from one question to the next.
@@ -18,6 +21,9 @@ const EVERY: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Longest wait for a change. The daemon itself waits 60 s for a VM.
 const PATIENCE_FOR_CHANGE: Duration = Duration::from_secs(90);
+
+/// Longest wait for history, which the daemon may have to search.
+const PATIENCE_FOR_HISTORY: Duration = Duration::from_secs(30);
 
 /// The daemon of a run directory.
 #[derive(Clone)]
@@ -47,16 +53,29 @@ impl Feed {
         }
     }
 
+    /// Sends the moment before another one, or the one after.
+    pub fn step(&self, at_s: u64, is_forward: bool) {
+        let past = Past { ask: self.clone() };
+        self.apart(Message::Past, move || past.step(at_s, is_forward));
+    }
+
     /// Has the daemon change something, and tells what came of it.
     pub fn change(&self, change: Change) {
         let feed = self.clone();
-        let spawned = thread::Builder::new().name("change".into()).spawn(move || {
-            let done = feed.carry_out(&change).map(|()| change.done());
-            // Nobody wants to know any more: the program ends.
-            let _ = feed.to.send(Message::Done(done));
-        });
+        self.apart(Message::Done, move || feed.carry_out(&change).map(|()| change.done()));
+    }
+
+    /// Does work that takes long, and sends what came of it.
+    fn apart<T: 'static>(
+        &self,
+        message: fn(Result<T, String>) -> Message,
+        work: impl FnOnce() -> Result<T, String> + Send + 'static,
+    ) {
+        let to = self.to.clone();
+        // If nobody receives it any more, the program ends.
+        let spawned = thread::Builder::new().spawn(move || drop(to.send(message(work()))));
         if let Err(error) = spawned {
-            let _ = self.to.try_send(Message::Done(Err(error.to_string())));
+            let _ = self.to.try_send(message(Err(error.to_string())));
         }
     }
 
@@ -93,5 +112,13 @@ impl Feed {
     ) -> Result<A, String> {
         client::call_within(&self.socket, patience, method, path, body)
             .map_err(|error| format!("{error:#}"))
+    }
+}
+
+impl Ask for Feed {
+    fn history(&self, query: &HistoryQuery) -> Result<Vec<Top>, String> {
+        let answer =
+            self.ask::<History>(PATIENCE_FOR_HISTORY, Method::GET, &path_of(query), Vec::new());
+        answer.map(|history| history.points)
     }
 }

@@ -27,13 +27,17 @@ pub fn run(app: App, run_dir: &Path) -> anyhow::Result<()> {
     let feed = Feed::new(run_dir, to.clone());
     end_by_signal(to.clone())?;
     let mut terminal = ratatui::try_init().context("the terminal")?;
-    let shown = start(&feed, to).and_then(|()| drive(app, &feed, &messages, &mut terminal));
+    let is_past = app.past_s.is_some();
+    let shown =
+        start(&feed, to, is_past).and_then(|()| drive(app, &feed, &messages, &mut terminal));
     ratatui::try_restore().context("the terminal")?;
     shown
 }
 
-fn start(feed: &Feed, to: SyncSender<Message>) -> anyhow::Result<()> {
-    feed.begin()?;
+fn start(feed: &Feed, to: SyncSender<Message>, is_past: bool) -> anyhow::Result<()> {
+    if !is_past {
+        feed.begin()?;
+    }
     thread::Builder::new().name("keys".into()).spawn(move || read_keys(&to))?;
     Ok(())
 }
@@ -58,6 +62,7 @@ fn drive(
                 None => {}
                 Some(Effect::Quit) => return Ok(()),
                 Some(Effect::Do(change)) => feed.change(change),
+                Some(Effect::Step { at_s, is_forward }) => feed.step(at_s, is_forward),
             }
         }
     }

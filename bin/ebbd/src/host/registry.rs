@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use ebb_api::{Calibration, VmName, advice};
 use ebb_store::Table;
 
+use super::history::HistoryKeeper;
 use super::listing::Listing;
 use super::pilot::{PilotRecord, PilotState};
 use super::pool::PoolRecord;
@@ -50,6 +51,8 @@ pub struct Daemon {
     pilot: Arc<PilotState>,
     /// Measured speed of this host's tiers.
     calibrated: Arc<Calibrated>,
+    /// What the host and its VMs were like.
+    history: Arc<HistoryKeeper>,
     /// The table in which swap files tell each other what they take; none: there is no room for it.
     table: Option<Arc<Table>>,
     /// Whether the keys of swap files may be on a disk.
@@ -73,6 +76,7 @@ impl Daemon {
     pub fn new(site: Site, swap_dir: SwapDir, shared: SharedByVms, keys_on_disk: bool) -> Daemon {
         let SharedByVms { pool, pilot_record, calibrated, table } = shared;
         let (vms, clearing, ended) = (Arc::default(), Arc::default(), Arc::default());
+        let history = HistoryKeeper::new(&site.log_dir);
         Daemon {
             site,
             swap_dir,
@@ -83,9 +87,15 @@ impl Daemon {
             pilot_record,
             pilot: Arc::default(),
             calibrated,
+            history,
             table,
             keys_on_disk,
         }
+    }
+
+    /// What the host and its VMs were like.
+    pub(super) fn history(&self) -> &Arc<HistoryKeeper> {
+        &self.history
     }
 
     /// The pilot's settings.

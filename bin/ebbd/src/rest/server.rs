@@ -3,17 +3,18 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Query, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post, put};
 use axum::{Json, Router};
 use ebb_api::{
-    AttachRequest, Calibration, PilotRequest, PilotSight, PilotStatus, PoolRequest, PoolStatus,
-    RuleRequest, RunRequest, ShareRequest, Top, Version, VmName, VmSummary, route,
+    AttachRequest, Calibration, History, HistoryQuery, PilotRequest, PilotSight, PilotStatus,
+    PoolRequest, PoolStatus, RuleRequest, RunRequest, ShareRequest, Top, Version, VmName,
+    VmSummary, route,
 };
 
 use crate::host::registry::Daemon;
-use crate::host::{apart, asking, pilot, pool_keeper, start_vm, top};
+use crate::host::{apart, asking, history, pilot, pool_keeper, start_vm, top};
 use crate::model::api_error::{Answer, failed, not_allowed};
 use crate::model::task::Work;
 
@@ -31,6 +32,7 @@ pub fn router(daemon: Daemon) -> Router {
         .route(route::PILOT, get(show_pilot).put(set_pilot))
         .route(route::PILOT_SIGHT, get(pilot_sight))
         .route(route::TOP, get(show_top))
+        .route(route::HISTORY, get(show_history))
         .route(route::RULE, put(set_rule))
         .route(route::CALIBRATION, get(calibration).post(calibrate))
         .route(route::OPENAPI, get(|| async { Json(ebb_api::document()) }));
@@ -129,6 +131,13 @@ async fn pilot_sight(State(daemon): DaemonState) -> Answer<Json<PilotSight>> {
 
 async fn show_top(State(daemon): DaemonState) -> Answer<Json<Top>> {
     apart(&daemon, top::now).await.map(Json)
+}
+
+async fn show_history(
+    State(daemon): DaemonState,
+    Query(query): Query<HistoryQuery>,
+) -> Answer<Json<History>> {
+    apart(&daemon, move |daemon| history::tell(daemon, &query)).await.map(Json)
 }
 
 async fn set_rule(

@@ -8,7 +8,7 @@ use super::{App, Effect, Input, Page};
 const PAGE: usize = 10;
 
 /// Keys and what they do, for the page of keys.
-pub const KEYS: [(&str, &str); 9] = [
+pub const KEYS: [(&str, &str); 10] = [
     ("/", "show only VMs with a text in their names; Esc shows all"),
     ("Up, Down", "choose a VM; also j and k, PgUp, PgDn, Home, End"),
     ("Enter", "show the VM and its last minutes; Esc goes back"),
@@ -16,6 +16,7 @@ pub const KEYS: [(&str, &str); 9] = [
     ("r", "reverse the order"),
     ("h", "have the pilot leave the VM as it is, or no longer (--control)"),
     ("l", "change the VM's limit (--control)"),
+    ("Left, Right", "go back or forward in history (--at)"),
     ("?", "this page"),
     ("q", "end; also Ctrl-C"),
 ];
@@ -33,12 +34,23 @@ impl App {
             KeyCode::PageDown => self.choose(|at, _| at.saturating_add(PAGE)),
             KeyCode::Home => self.choose(|_, _| 0),
             KeyCode::End => self.choose(|_, count| count),
+            KeyCode::Left => return self.step(false),
+            KeyCode::Right => return self.step(true),
             _ => match self.page {
                 Page::Table => self.table_key(key),
                 Page::Vm(_) => self.vm_key(key),
             },
         }
         None
+    }
+
+    /// Goes to another moment of the past.
+    fn step(&mut self, is_forward: bool) -> Option<Effect> {
+        let (Some(_), Some(top), false) = (self.past_s, &self.top, self.is_busy) else {
+            return None;
+        };
+        self.is_busy = true;
+        Some(Effect::Step { at_s: top.at_unix_ms / 1000, is_forward })
     }
 
     fn table_key(&mut self, key: KeyCode) {

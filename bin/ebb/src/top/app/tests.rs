@@ -128,6 +128,28 @@ fn nothing_changes_without_leave_and_a_question() {
 }
 
 #[test]
+fn history_goes_back_and_forward() {
+    let mut present = app(false);
+    present.on(Message::Key(KeyCode::Left.into()));
+    assert!(!present.is_busy, "there is no past here");
+    let theme = Theme { is_coloured: false };
+    let mut app = App::new(theme, Clock::utc(), String::new(), false);
+    let mut earlier = top(vec![vm("web")]);
+    earlier.at_unix_ms -= 45_000;
+    app.on(Message::Past(Ok(vec![earlier.clone(), top(vec![vm("web")])])));
+    assert_eq!((app.past_s, shown(&app).as_str()), (Some(45), "web"));
+    let back = Effect::Step { at_s: 1_795_874_703, is_forward: false };
+    assert_eq!(app.on(Message::Key(KeyCode::Left.into())), Some(back));
+    assert_eq!(app.on(Message::Key(KeyCode::Left.into())), None, "one step at a time");
+    app.on(Message::Past(Ok(vec![earlier])));
+    let forward = Effect::Step { at_s: 1_795_874_658, is_forward: true };
+    assert_eq!(app.on(Message::Key(KeyCode::Right.into())), Some(forward));
+    app.on(Message::Past(Ok(vec![])));
+    assert_eq!(app.message.as_deref(), Some("nothing is on record there"));
+    assert_eq!(shown(&app), "web", "the last moment stays");
+}
+
+#[test]
 fn a_daemon_that_is_away_is_told_and_comes_back() {
     let mut app = app(true);
     app.on(Message::Figures(Err("no answer".into())));

@@ -40,7 +40,11 @@ fn said(app: &App) -> (String, Style) {
 }
 
 fn keys(app: &App) -> String {
-    let control = if app.may_control { "h hold  l limit  " } else { "" };
+    let control = match (app.may_control, app.past_s) {
+        (_, Some(_)) => "Left, Right time  ",
+        (true, None) => "h hold  l limit  ",
+        (false, None) => "",
+    };
     match (&app.input, &app.page) {
         (Input::Help, _) => "any key goes back, q ends".into(),
         (Input::Filter, _) => "Enter keeps it, Esc shows all VMs".into(),

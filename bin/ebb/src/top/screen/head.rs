@@ -54,7 +54,11 @@ fn title(app: &App, area: Rect, buffer: &mut Buffer) {
         (None, None) => put(buffer, rest, "asking the daemon", theme.quiet()),
         (None, Some(top)) => {
             let (worst, words) = summary(top);
-            let text = format!("{}  {words}", app.clock.time(top.at_unix_ms));
+            let time = match app.past_s {
+                None => app.clock.time(top.at_unix_ms),
+                Some(_) => format!("HISTORY {}", app.clock.day_and_time(top.at_unix_ms)),
+            };
+            let text = format!("{time}  {words}");
             put(buffer, rest, &text, theme.trouble(worst));
         }
     }

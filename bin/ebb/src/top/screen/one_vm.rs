@@ -84,8 +84,9 @@ fn charts(app: &App, name: &VmName, area: Rect, buffer: &mut Buffer) {
     let height = each.saturating_sub(1).clamp(1, 6);
     let width = area.width.saturating_sub(LABEL);
     let points = app.trails.of(name, usize::from(width));
-    let seconds = format!("the last {} s", points.len());
-    drop(put_right(buffer, line(area, 0), &seconds, app.theme.quiet()));
+    let seconds = app.past_s.unwrap_or(points.len() as u64);
+    let seconds = format!("the last {seconds} s");
+    put_right(buffer, line(area, 0), &seconds, app.theme.quiet());
     let area = line_range(area, 1, area.height);
     for (number, chart) in (0..).zip(CHARTS) {
         let top = number * each.max(1);

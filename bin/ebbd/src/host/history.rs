@@ -1,0 +1,141 @@
+//! History: what the host and its VMs were like, written down every 15 s. A history that cannot be
+//! written is a warning, and nothing else: no VM notices.
+
+mod merge;
+mod store;
+
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ebb_api::{HISTORY_STEP_S, History, HistoryQuery, Top};
+
+use self::merge::merge;
+use self::store::Store;
+use super::apart::apart;
+use super::registry::Daemon;
+use super::top;
+use crate::model::api_error::{Answer, ApiError, not_allowed};
+
+/// The file in the logs' directory.
+const FILE: &str = "history.redb";
+/// Time from one look to the next. What is written down is what all of them saw.
+const EVERY: Duration = Duration::from_secs(5);
+
+/// The history of a daemon.
+pub struct HistoryKeeper {
+    path: PathBuf,
+    kept: Mutex<Kept>,
+}
+
+enum Kept {
+    Open(Box<Store>),
+    /// There is none now, and why.
+    Closed(String),
+}
+
+impl HistoryKeeper {
+    /// A history in this directory, which is made when there is something to write down.
+    pub fn new(directory: &std::path::Path) -> Arc<HistoryKeeper> {
+        let closed = Kept::Closed("nothing is on record yet".into());
+        Arc::new(HistoryKeeper { path: directory.join(FILE), kept: Mutex::new(closed) })
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        // A store whose thread has died is closed by the next error at the latest.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes down what was seen. After a failure the file is opened anew the next time.
+    fn add(&self, top: &Top) -> Result<(), String> {
+        let mut kept = self.kept();
+        let added = match &mut *kept {
+            Kept::Open(store) => store.add(top),
+            Kept::Closed(_) => self.open().and_then(|mut store| {
+                store.add(top)?;
+                *kept = Kept::Open(store);
+                Ok(())
+            }),
+        };
+        added.map_err(|error| {
+            let why = format!("{}: {error}", self.path.display());
+            *kept = Kept::Closed(why.clone());
+            why
+        })
+    }
+
+    fn open(&self) -> Result<Box<Store>, redb::Error> {
+        if let Some(directory) = self.path.parent() {
+            DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        }
+        Store::open(&self.path).map(Box::new)
+    }
+
+    /// What is on record.
+    fn read(&self, query: &HistoryQuery) -> Answer<Vec<Top>> {
+        match &*self.kept() {
+            Kept::Open(store) => store
+                .read(query.from, query.to)
+                .map_err(|error| ApiError::Failed(format!("{}: {error}", self.path.display()))),
+            Kept::Closed(why) => Err(not_allowed(format!("there is no history: {why}"))),
+        }
+    }
+}
+
+/// Writes down what the host and its VMs are like.
+pub async fn keep(daemon: Daemon) {
+    let mut interval = tokio::time::interval(EVERY);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let (mut seen, mut before) = (Vec::new(), None);
+    loop {
+        interval.tick().await;
+        let looked = { daemon.clone() };
+        if let Ok(Ok(top)) = apart(move || top::now(&looked)).await {
+            seen.push(top);
+        }
+        if seen.len() < (HISTORY_STEP_S / EVERY.as_secs()) as usize {
+            continue;
+        }
+        let (history, all) = (Arc::clone(daemon.history()), std::mem::take(&mut seen));
+        let written = apart(move || merge(&all).map_or(Ok(()), |top| history.add(&top))).await;
+        let error = written.unwrap_or_else(|error| Err(error.to_string())).err();
+        if let Some(error) = error.as_ref().filter(|error| before.as_ref() != Some(*error)) {
+            tracing::warn!("history is not written down, and Ebb tries again: {error}");
+        }
+        before = error;
+    }
+}
+
+/// Tells what was written down. This may take long.
+///
+/// # Errors
+/// The query makes no sense, or there is no history.
+pub fn tell(daemon: &Daemon, query: &HistoryQuery) -> Answer<History> {
+    query.check()?;
+    let step_s = query.step_s();
+    let all = daemon.history().read(query)?.into_iter().map(|top| only(top, query));
+    let step = |top: &Top| (top.at_unix_ms / 1000).saturating_sub(query.from) / step_s;
+    let (mut points, mut group): (Vec<Top>, Vec<Top>) = (Vec::new(), Vec::new());
+    for top in all {
+        if group.last().is_some_and(|last| step(last) != step(&top)) {
+            points.extend(merge(&group));
+            group.clear();
+        }
+        group.push(top);
+    }
+    points.extend(merge(&group));
+    Ok(History { step_s, points })
+}
+
+/// The moment without the VMs that nobody asked for.
+fn only(mut top: Top, query: &HistoryQuery) -> Top {
+    if let Some(wanted) = &query.vm {
+        top.vms.retain(|vm| vm.name == *wanted);
+    }
+    top
+}
+
+#[cfg(test)]
+mod tests;
