@@ -197,7 +197,7 @@ impl Host {
         if shows {
             top::check_terminal()?;
         }
-        let first: Vec<Top> = match &args.at {
+        let first: Vec<Top> = match args.at {
             Some(at) => top::past(at, |path| self.ask(Method::GET, path))?,
             None => vec![self.ask(Method::GET, route::TOP)?],
         };

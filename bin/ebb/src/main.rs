@@ -5,6 +5,7 @@
 mod args;
 mod below;
 mod client;
+mod clock;
 mod command;
 mod daemon;
 mod doctor;

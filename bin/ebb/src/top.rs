@@ -2,7 +2,6 @@
 //! have published: a request a second for all of them, and no VM is asked.
 
 mod app;
-mod clock;
 mod column;
 mod feed;
 mod number;
@@ -24,10 +23,10 @@ use ebb_api::{History, HistoryQuery, Top};
 use ratatui::crossterm;
 
 use self::app::{App, Message};
-use self::clock::Clock;
 use self::past::Past;
 use self::theme::Theme;
 use crate::args;
+use crate::clock::Clock;
 
 /// Width of the text of `--once` where no terminal has one.
 const WIDTH: u16 = 160;
@@ -68,9 +67,8 @@ pub fn check_terminal() -> anyhow::Result<()> {
 /// The moments up to the one that `--at` names, which comes last. `ask`: asks the daemon for history.
 ///
 /// # Errors
-/// The text is no moment, there is no history, or nothing is on record before.
-pub fn past(at: &str, ask: impl Fn(&str) -> anyhow::Result<History>) -> anyhow::Result<Vec<Top>> {
-    let at_s = Clock::local().moment(at, jiff::Timestamp::now())?;
+/// There is no history, or nothing is on record before.
+pub fn past(at_s: u64, ask: impl Fn(&str) -> anyhow::Result<History>) -> anyhow::Result<Vec<Top>> {
     let ask = |query: &HistoryQuery| {
         let found = ask(&past::path_of(query)).map_err(|error| format!("{error:#}"))?;
         Ok(found.points)
@@ -78,7 +76,10 @@ pub fn past(at: &str, ask: impl Fn(&str) -> anyhow::Result<History>) -> anyhow::
     let all = Past { ask }.until(at_s).map_err(anyhow::Error::msg)?;
     match all.is_empty() {
         true => {
-            bail!("nothing is on record before {at}: ebbd writes down what is from its start on")
+            bail!(
+                "nothing is on record up to {}: ebbd writes down what is from its start on",
+                Clock::local().day_and_time(at_s.saturating_mul(1000))
+            )
         }
         false => Ok(all),
     }

@@ -1,5 +1,7 @@
 //! The arguments of `ebb top`.
 
+use crate::clock;
+
 /// What `ebb top` shows, and how.
 #[derive(clap::Args)]
 pub struct Top {
@@ -10,8 +12,8 @@ pub struct Top {
     #[arg(long, conflicts_with_all = ["once", "json", "at"])]
     pub control: bool,
     /// Show history: what was at this time, as 14:05 or 2026-11-28T14:05
-    #[arg(long, value_name = "TIME")]
-    pub at: Option<String>,
+    #[arg(long, value_name = "TIME", value_parser = clock::moment)]
+    pub at: Option<u64>,
     /// Print one screen as text, and end
     #[arg(long)]
     pub once: bool,

@@ -9,10 +9,10 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 pub use self::change::Change;
 pub use self::keys::KEYS;
-use super::clock::Clock;
 use super::column::Sort;
 use super::theme::Theme;
 use super::trail::Trails;
+use crate::clock::Clock;
 
 /// What happens.
 #[derive(Debug)]

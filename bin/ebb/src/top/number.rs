@@ -1,8 +1,5 @@
 //! Numbers in narrow columns.
 
-/// Widest text of [`size`] and [`count`].
-pub const WIDTH: usize = 5;
-
 /// Returns a size with three digits and the first letter of its unit, a power of 1024: `1.50G`.
 pub fn size(bytes: u64) -> String {
     let units = [("T", 40), ("G", 30), ("M", 20), ("K", 10)];
@@ -42,6 +39,9 @@ pub fn percent(permille: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Columns have room for so much, and a blank or a mark.
+    const WIDTH: usize = 5;
 
     #[test]
     fn sizes_have_three_digits() {

@@ -5,6 +5,7 @@ mod doctor;
 mod harness;
 mod requests;
 mod status;
+mod top;
 mod usage;
 
 use std::fs;

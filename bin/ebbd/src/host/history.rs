@@ -91,7 +91,7 @@ pub async fn keep(daemon: Daemon) {
     let (mut seen, mut before) = (Vec::new(), None);
     loop {
         interval.tick().await;
-        let looked = { daemon.clone() };
+        let looked = daemon.clone();
         if let Ok(Ok(top)) = apart(move || top::now(&looked)).await {
             seen.push(top);
         }

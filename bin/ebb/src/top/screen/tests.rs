@@ -7,8 +7,8 @@ use ratatui::crossterm::event::KeyCode;
 use ratatui::style::{Color, Modifier};
 
 use super::*;
+use crate::clock::Clock;
 use crate::top::app::Message;
-use crate::top::clock::Clock;
 use crate::top::samples::{GIB, MIB, top, vm};
 use crate::top::theme::Theme;
 

@@ -1,9 +1,16 @@
 //! Moments as people read and write them, in the local time zone.
 
-use anyhow::Context;
 use jiff::Timestamp;
 use jiff::civil::{DateTime, Time};
 use jiff::tz::TimeZone;
+
+/// Reads a moment as an argument: see [`Clock::moment`].
+///
+/// # Errors
+/// The text is no moment.
+pub fn moment(text: &str) -> Result<u64, String> {
+    Clock::local().moment(text, Timestamp::now())
+}
 
 /// Tells the time of moments.
 #[derive(Clone)]
@@ -36,15 +43,13 @@ impl Clock {
     ///
     /// # Errors
     /// The text is no moment.
-    pub fn moment(&self, text: &str, now: Timestamp) -> anyhow::Result<u64> {
+    pub fn moment(&self, text: &str, now: Timestamp) -> Result<u64, String> {
         let moment = match text.parse::<Time>() {
             Ok(time) if !text.contains('T') => self.last(time, now),
             _ => text.parse::<DateTime>().ok().and_then(|day| self.0.to_timestamp(day).ok()),
         };
         let second = moment.and_then(|moment| u64::try_from(moment.as_second()).ok());
-        second.with_context(|| {
-            format!("{text:?} is no time: write it as 14:05, 14:05:30 or 2026-11-28T14:05")
-        })
+        second.ok_or_else(|| "write it as 14:05, 14:05:30 or 2026-11-28T14:05".into())
     }
 
     /// The last moment before `now` with this time of day.
@@ -95,7 +100,7 @@ mod tests {
             assert_eq!(second(&Clock::utc(), text), wanted, "{text}");
         }
         assert_eq!(second(&berlin, "15:05"), Some(1_795_874_700));
-        let refused = Clock::utc().moment("soon", now).unwrap_err().to_string();
+        let refused = Clock::utc().moment("soon", now).unwrap_err();
         assert!(refused.contains("14:05") && !refused.contains('\n'), "{refused}");
     }
 }
