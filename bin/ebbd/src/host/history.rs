@@ -6,18 +6,18 @@ mod store;
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ebb_api::{HISTORY_STEP_S, History, HistoryQuery, Top};
 
 use self::merge::merge;
-use self::store::Store;
+use self::store::{Store, StoreError};
 use super::apart::apart;
 use super::registry::Daemon;
 use super::top;
-use crate::model::api_error::{Answer, ApiError, not_allowed};
+use crate::model::api_error::{Answer, not_allowed};
 
 /// The file in the logs' directory.
 const FILE: &str = "history.redb";
@@ -27,60 +27,47 @@ const EVERY: Duration = Duration::from_secs(5);
 /// The history of a daemon.
 pub struct HistoryKeeper {
     path: PathBuf,
-    kept: Mutex<Kept>,
-}
-
-enum Kept {
-    Open(Box<Store>),
-    /// There is none now, and why.
-    Closed(String),
+    /// None: it is to be opened.
+    store: Mutex<Option<Box<Store>>>,
 }
 
 impl HistoryKeeper {
-    /// A history in this directory, which is made when there is something to write down.
-    pub fn new(directory: &std::path::Path) -> Arc<HistoryKeeper> {
-        let closed = Kept::Closed("nothing is on record yet".into());
-        Arc::new(HistoryKeeper { path: directory.join(FILE), kept: Mutex::new(closed) })
+    /// A history in this directory, which is made when it is needed.
+    pub fn new(directory: &Path) -> Arc<HistoryKeeper> {
+        Arc::new(HistoryKeeper { path: directory.join(FILE), store: Mutex::default() })
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        // A store whose thread has died is closed by the next error at the latest.
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Works with the file. After a failure it is opened anew the next time.
+    fn with<T>(&self, work: impl FnOnce(&mut Store) -> Result<T, StoreError>) -> Result<T, String> {
+        // Whoever panicked has left none.
+        let mut kept = self.store.lock().unwrap_or_else(PoisonError::into_inner);
+        let opened = kept.take().map_or_else(|| self.open(), Ok);
+        let done = opened.and_then(|mut store| work(&mut store).map(|done| (store, done)));
+        match done {
+            Ok((store, done)) => {
+                *kept = Some(store);
+                Ok(done)
+            }
+            Err(error) => Err(format!("{}: {error}", self.path.display())),
+        }
     }
 
-    /// Writes down what was seen. After a failure the file is opened anew the next time.
-    fn add(&self, top: &Top) -> Result<(), String> {
-        let mut kept = self.kept();
-        let added = match &mut *kept {
-            Kept::Open(store) => store.add(top),
-            Kept::Closed(_) => self.open().and_then(|mut store| {
-                store.add(top)?;
-                *kept = Kept::Open(store);
-                Ok(())
-            }),
-        };
-        added.map_err(|error| {
-            let why = format!("{}: {error}", self.path.display());
-            *kept = Kept::Closed(why.clone());
-            why
-        })
-    }
-
-    fn open(&self) -> Result<Box<Store>, redb::Error> {
+    fn open(&self) -> Result<Box<Store>, StoreError> {
         if let Some(directory) = self.path.parent() {
             DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         }
         Store::open(&self.path).map(Box::new)
     }
 
+    /// Writes down what was seen.
+    fn add(&self, top: &Top) -> Result<(), String> {
+        self.with(|store| store.add(top))
+    }
+
     /// What is on record.
     fn read(&self, query: &HistoryQuery) -> Answer<Vec<Top>> {
-        match &*self.kept() {
-            Kept::Open(store) => store
-                .read(query.from, query.to)
-                .map_err(|error| ApiError::Failed(format!("{}: {error}", self.path.display()))),
-            Kept::Closed(why) => Err(not_allowed(format!("there is no history: {why}"))),
-        }
+        let read = self.with(|store| store.read(query.from, query.to));
+        read.map_err(|why| not_allowed(format!("there is no history: {why}")))
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_api::{
-    Backing, FaultCounts, FaultTimes, GuestStatus, LimitStatus, Mode, State as ApiState, VmStatus,
-    advice,
+    Backing, FaultCounts, FaultTimes, GuestStatus, LimitStatus, Mode, SizeStatus,
+    State as ApiState, VmStatus, advice,
 };
 use ebb_inspect::FrameCounts;
 use ebb_pager::Pager;
@@ -75,15 +75,12 @@ pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
     let limit = limit(knowing);
     let guest_free_bytes =
         { cx.guest.guest().ok() }.and_then(|guest| guest.free_bytes(&pager.view()));
-    let parts = parts::of(Counted {
+    let counted = Counted {
         memory: memory_bytes,
         resident: resident_bytes,
-        saved: limit.saved_bytes,
-        compressed: limit.compressed_pages.saturating_mul(FRAME_BYTES),
-        disk_backed: limit.on_disk_bytes,
         free: guest_free_bytes,
-        withheld: size.ballooned_bytes.saturating_add(size.hard_bytes),
-    });
+        ..counted_of(&limit, &size)
+    };
     let (mechanism, mechanism_reason) =
         hyperalloc.mechanism(cx).unwrap_or_else(|| reclaim.mechanism(cx));
     Ok(VmStatus {
@@ -108,20 +105,12 @@ pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
         memory_bytes,
         unplugged_bytes: record.unplugged_bytes(),
         resident_bytes,
-        parts: Some(parts),
+        parts: Some(parts::of(counted)),
         emptied_bytes,
         guest_free_bytes,
         guest: guest(cx.guest.kernel(), pager, counts),
-        faults: FaultCounts {
-            missing: read(&pager.counters().missing),
-            metadata: read(&pager.counters().metadata),
-            spurious: read(&pager.counters().spurious),
-            early: read(&pager.counters().early),
-        },
-        fault_ns: FaultTimes {
-            p50: pager.counters().fault.percentile_ns(50),
-            p99: pager.counters().fault.percentile_ns(99),
-        },
+        faults: faults(pager),
+        fault_ns: fault_times(pager),
         reclaimed_total_bytes: totals.reclaimed_bytes,
         returned_total_bytes,
         auto: reclaim.auto_status(cx),
@@ -133,6 +122,33 @@ pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
         disks: cx.disks.counts(),
         warnings: warnings(knowing),
     })
+}
+
+/// Returns what the limit and the size tell of where the memory is.
+fn counted_of(limit: &LimitStatus, size: &SizeStatus) -> Counted {
+    Counted {
+        saved: limit.saved_bytes,
+        compressed: limit.compressed_pages.saturating_mul(FRAME_BYTES),
+        disk_backed: limit.on_disk_bytes,
+        withheld: size.ballooned_bytes.saturating_add(size.hard_bytes),
+        ..Counted::default()
+    }
+}
+
+fn fault_times(pager: &Pager) -> FaultTimes {
+    let fault = &pager.counters().fault;
+    FaultTimes { p50: fault.percentile_ns(50), p99: fault.percentile_ns(99) }
+}
+
+fn faults(pager: &Pager) -> FaultCounts {
+    let counters = pager.counters();
+    let read = |counter: &AtomicU64| counter.load(Relaxed);
+    FaultCounts {
+        missing: read(&counters.missing),
+        metadata: read(&counters.metadata),
+        spurious: read(&counters.spurious),
+        early: read(&counters.early),
+    }
 }
 
 /// Returns the limit on resident memory, and what eviction did.

@@ -47,19 +47,19 @@ impl Change {
 
 impl App {
     pub(super) fn ask_hold(&mut self) {
-        if let Some((vm, hold)) = self.to_change() {
+        if let Some((vm, hold)) = self.changeable() {
             self.input = Input::Confirm(Change::Hold { vm, hold: !hold });
         }
     }
 
     pub(super) fn ask_limit(&mut self) {
-        if let Some((vm, _)) = self.to_change() {
+        if let Some((vm, _)) = self.changeable() {
             self.input = Input::Limit(vm, String::new());
         }
     }
 
     /// The VM that may be changed now, and whether it is held. Says why none may be.
-    fn to_change(&mut self) -> Option<(VmName, bool)> {
+    fn changeable(&mut self) -> Option<(VmName, bool)> {
         let why = match () {
             () if !self.may_control => "only looking: `ebb top --control` may change VMs",
             () if self.is_busy => "the last change is under way",

@@ -83,8 +83,7 @@ fn summary(top: &Top) -> (Trouble, String) {
         (0, _) => Trouble::Slow,
         _ => Trouble::Waits,
     };
-    let waits = some(waits, "waits or is not served", "wait or are not served");
-    (worst, all + &waits + &some(slow, "is slow or misses memory", "are slow or miss memory"))
+    (worst, all + &some(waits, "waits", "wait") + &some(slow, "is slow", "are slow"))
 }
 
 fn pilot(host: &TopHost) -> String {

@@ -46,7 +46,7 @@ fn the_screen_of_two_vms() {
     let app = app_of(top(vec![db, web]), false);
     let lines = lines(&app, 100, 18);
     let wanted = [
-        "ebb top  14:05:03  2 VMs, 1 is slow or misses memory                            pilot on, host ample",
+        "ebb top  14:05:03  2 VMs, 1 is slow                                             pilot on, host ample",
         "host     20.0G of 64.0G available, reserve 6.00G, tasks wait 0.4 %",
         "         █████████████████████████████████████████████████████████████░░░░░░░░░░░░░░░░░░░░|░░░░░░░░",
         "",

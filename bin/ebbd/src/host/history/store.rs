@@ -32,6 +32,17 @@ const MOMENT_MOST_BYTES: usize = 16 << 20;
 /// Moments that are removed at once at most, where there are too many.
 const REMOVED_MOST: usize = 256;
 
+/// A history cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct StoreError(Box<redb::Error>);
+
+impl<E: Into<redb::Error>> From<E> for StoreError {
+    fn from(error: E) -> StoreError {
+        StoreError(Box::new(error.into()))
+    }
+}
+
 /// An open history.
 pub struct Store {
     file: Database,
@@ -46,7 +57,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of open(2) and read(2); another process has it open.
-    pub fn open(path: &Path) -> Result<Store, Error> {
+    pub fn open(path: &Path) -> Result<Store, StoreError> {
         match Store::try_open(path) {
             Err(error) if makes_no_sense(&error) => {
                 let bad = bad_path(path);
@@ -62,7 +73,7 @@ impl Store {
         }
     }
 
-    fn try_open(path: &Path) -> Result<Store, Error> {
+    fn try_open(path: &Path) -> Result<Store, StoreError> {
         let mut options = File::options();
         let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let file = builder().create_file(options.open(path)?)?;
@@ -71,12 +82,12 @@ impl Store {
 
     /// Opens a history that is kept elsewhere.
     #[cfg(test)]
-    pub fn on(backend: impl redb::StorageBackend, most_bytes: u64) -> Result<Store, Error> {
+    pub fn on(backend: impl redb::StorageBackend, most_bytes: u64) -> Result<Store, StoreError> {
         let store = Store::new(builder().create_with_backend(backend)?)?;
         Ok(Store { most_bytes, ..store })
     }
 
-    fn new(file: Database) -> Result<Store, Error> {
+    fn new(file: Database) -> Result<Store, StoreError> {
         let write = file.begin_write()?;
         let mut bytes = 0;
         for table in [SHORT, LONG] {
@@ -92,7 +103,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of write(2). The store is of no use any more then.
-    pub fn add(&mut self, top: &Top) -> Result<(), Error> {
+    pub fn add(&mut self, top: &Top) -> Result<(), StoreError> {
         let now = top.at_unix_ms / 1000;
         let write = self.file.begin_write()?;
         let mut bytes = self.bytes;
@@ -123,7 +134,7 @@ impl Store {
     ///
     /// # Errors
     /// Those of read(2).
-    pub fn read(&self, from: u64, to: u64) -> Result<Vec<Top>, Error> {
+    pub fn read(&self, from: u64, to: u64) -> Result<Vec<Top>, StoreError> {
         let read = self.file.begin_read()?;
         let short = read.open_table(SHORT)?;
         let first = short.first()?.map_or(u64::MAX, |(at, _)| at.value());
@@ -142,7 +153,7 @@ fn builder() -> Builder {
     builder
 }
 
-fn insert(table: &mut Table<'_, u64, &[u8]>, top: &Top, bytes: &mut u64) -> Result<(), Error> {
+fn insert(table: &mut Table<'_, u64, &[u8]>, top: &Top, bytes: &mut u64) -> Result<(), StoreError> {
     let text = serde_json::to_vec(top).map_err(io::Error::from)?;
     let moment = lz4_flex::block::compress_prepend_size(&text);
     *bytes += moment.len() as u64;
@@ -156,7 +167,7 @@ fn moments(
     table: &impl ReadableTable<u64, &'static [u8]>,
     from: u64,
     to: u64,
-) -> Result<Vec<Top>, Error> {
+) -> Result<Vec<Top>, StoreError> {
     let mut all = Vec::new();
     if from <= to {
         for moment in table.range(from..=to)? {
@@ -180,7 +191,7 @@ fn remove_before(
     table: &mut Table<'_, u64, &[u8]>,
     second: u64,
     bytes: &mut u64,
-) -> Result<(), Error> {
+) -> Result<(), StoreError> {
     for _ in 0..REMOVED_MOST {
         let first = table.first()?.map(|(at, _)| at.value());
         if first.is_none_or(|first| first >= second) {
@@ -192,15 +203,15 @@ fn remove_before(
 }
 
 /// Removes the oldest moment. Returns whether there was one.
-fn remove_first(table: &mut Table<'_, u64, &[u8]>, bytes: &mut u64) -> Result<bool, Error> {
+fn remove_first(table: &mut Table<'_, u64, &[u8]>, bytes: &mut u64) -> Result<bool, StoreError> {
     let Some((_, moment)) = table.pop_first()? else { return Ok(false) };
     *bytes = bytes.saturating_sub(moment.value().len() as u64);
     Ok(true)
 }
 
 /// Whether the file is not what a store has written.
-fn makes_no_sense(error: &Error) -> bool {
-    match error {
+fn makes_no_sense(error: &StoreError) -> bool {
+    match &*error.0 {
         Error::Corrupted(_) | Error::UpgradeRequired(_) | Error::TableTypeMismatch { .. } => true,
         Error::Io(error) => {
             matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
