@@ -1,7 +1,9 @@
 //! `ebb top` with real VMs: its figures add up, and its keys do what they say.
 
+use std::process::Command;
+
 use ebb_api::{PilotStatus, Top, TopVm};
-use vmtest::{Guest, Host, Screen, Vm, until_or};
+use vmtest::{Guest, Host, Ran, Screen, Vm, until_or};
 
 const MIB: u64 = 1 << 20;
 const SIZE: (u16, u16) = (30, 140);
@@ -120,4 +122,39 @@ fn a_vm_is_changed_only_with_leave() {
     screen.wait("not done: ", true);
     screen.press("q");
     assert_eq!(screen.end(), (Some(0), true));
+}
+
+/// The time now, as `--at` takes it.
+fn now() -> String {
+    let mut date = Command::new("date");
+    Ran::of(date.arg("+%Y-%m-%dT%H:%M:%S")).ok().trim().to_owned()
+}
+
+#[test]
+fn the_past_outlives_the_daemon() {
+    let host = Host::new();
+    let vm = run(&host);
+    let past = || {
+        let ran = host.ebb_words(&["top", "--json", "--at", &now()]);
+        let top = || serde_json::from_str::<Top>(&ran.stdout).expect("figures");
+        (ran.code == Some(0)).then(top)
+    };
+    let before = until_or(past).unwrap_or_else(|| panic!("{}", host.log()));
+    assert_eq!(of(&before, &vm).parts.expect("parts").sum_bytes(), 512 * MIB);
+    host.kill_daemon();
+    host.start();
+    let after = past().expect("it is on record");
+    assert!(after.at_unix_ms >= before.at_unix_ms, "{after:?}");
+    let screen = top(&host, &["--at", &now()]);
+    screen.wait("HISTORY ", true);
+    screen.wait(vm.name(), true);
+    // Right of the last moment is nothing, until the next one is written down.
+    screen.press("\x1b[C");
+    screen.press("\r");
+    screen.wait("Left, Right time", true);
+    screen.press("q");
+    assert_eq!(screen.end(), (Some(0), true));
+    assert!(
+        host.ebb("top --json --at 1999-01-01T00:00").refused().contains("nothing is on record")
+    );
 }
