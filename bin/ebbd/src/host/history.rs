@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ebb_api::{HISTORY_STEP_S, History, HistoryQuery, Top};
+use ebb_units::Bytes;
+use rustix::fs::statvfs;
 
 use self::merge::merge;
 use self::store::{Store, StoreError};
@@ -24,9 +26,13 @@ const FILE: &str = "history.redb";
 /// Time from one look to the next. What is written down is what all of them saw.
 const EVERY: Duration = Duration::from_secs(5);
 
+/// History leaves so much of its file system to others: records of VMs may be there, too.
+const LEAST_FREE_BYTES: u64 = 64 << 20;
+
 /// The history of a daemon.
 pub struct HistoryKeeper {
     path: PathBuf,
+    least_free_bytes: u64,
     /// None: it is to be opened.
     store: Mutex<Option<Box<Store>>>,
 }
@@ -34,7 +40,11 @@ pub struct HistoryKeeper {
 impl HistoryKeeper {
     /// A history in this directory, which is made when it is needed.
     pub fn new(directory: &Path) -> Arc<HistoryKeeper> {
-        Arc::new(HistoryKeeper { path: directory.join(FILE), store: Mutex::default() })
+        Arc::new(HistoryKeeper {
+            path: directory.join(FILE),
+            least_free_bytes: LEAST_FREE_BYTES,
+            store: Mutex::default(),
+        })
     }
 
     /// Works with the file. After a failure it is opened anew the next time.
@@ -61,11 +71,26 @@ impl HistoryKeeper {
 
     /// Writes down what was seen.
     fn add(&self, top: &Top) -> Result<(), String> {
+        let directory = self.path.parent().unwrap_or(&self.path);
+        // One that does not exist yet is made below.
+        if let Ok(found) = statvfs(directory) {
+            let free_bytes = found.f_bavail.saturating_mul(found.f_frsize);
+            if free_bytes < self.least_free_bytes {
+                let [free, least] = [free_bytes, self.least_free_bytes].map(Bytes);
+                return Err(format!(
+                    "{} has {free} left, and must keep {least}",
+                    directory.display()
+                ));
+            }
+        }
         self.with(|store| store.add(top))
     }
 
     /// What is on record.
     fn read(&self, query: &HistoryQuery) -> Answer<Vec<Top>> {
+        if !self.path.exists() {
+            return Ok(Vec::new());
+        }
         let read = self.with(|store| store.read(query.from, query.to));
         read.map_err(|why| not_allowed(format!("there is no history: {why}")))
     }

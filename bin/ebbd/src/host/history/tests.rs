@@ -202,27 +202,38 @@ fn a_history_that_cannot_be_written_comes_back() {
     let keeper = HistoryKeeper::new(&directory);
     let query = HistoryQuery { vm: None, from: BEGIN, to: BEGIN + 900, step: None };
     assert_eq!(keeper.read(&query).unwrap(), []);
-    drop(keeper);
-    std::fs::remove_dir_all(&directory).unwrap();
-    let keeper = HistoryKeeper::new(&directory);
     // Something else is in its place.
     std::fs::write(&directory, "").unwrap();
     let top = moment(BEGIN, 7);
     assert!(keeper.add(&top).unwrap_err().contains("history.redb"));
-    let refused = keeper.read(&query).unwrap_err().to_string();
-    assert!(refused.starts_with("there is no history: "), "{refused}");
+    assert_eq!(keeper.read(&query).unwrap(), []);
     std::fs::remove_file(&directory).unwrap();
     keeper.add(&top).unwrap();
     assert_eq!(seconds(&keeper.read(&query).unwrap()), [BEGIN]);
     // Another daemon has it.
     let other = HistoryKeeper::new(&directory);
     assert!(other.add(&top).is_err());
+    let refused = other.read(&query).unwrap_err().to_string();
+    assert!(refused.starts_with("there is no history: "), "{refused}");
     // The next daemon.
     drop(keeper);
     let again = HistoryKeeper::new(&directory);
     assert_eq!(seconds(&again.read(&query).unwrap()), [BEGIN]);
     again.add(&at(&top, BEGIN + 15)).unwrap();
     assert_eq!(seconds(&again.read(&query).unwrap()), [BEGIN, BEGIN + 15]);
+}
+
+#[test]
+fn room_is_left_to_others() {
+    let run = tempfile::tempdir().unwrap();
+    let least_free_bytes = u64::MAX;
+    let (path, store) = (run.path().join(FILE), Mutex::default());
+    let keeper = HistoryKeeper { path, least_free_bytes, store };
+    let refused = keeper.add(&moment(BEGIN, 7)).unwrap_err();
+    assert!(refused.contains(" left, and must keep "), "{refused}");
+    let query = HistoryQuery { vm: None, from: BEGIN, to: BEGIN, step: None };
+    assert_eq!(keeper.read(&query).unwrap(), []);
+    assert_eq!(std::fs::read_dir(run.path()).unwrap().count(), 0, "nothing is made");
 }
 
 #[test]
