@@ -3,11 +3,14 @@
 //! A test [skips](require!) where it cannot run, [waits](until) for events, and restores what it
 //! changes on the host ([`Undo`], [`Scratch`], [`HostSetting`]). [`forge`] is a made-up guest,
 //! [`vprobe`] what a guest registers with its host. With the feature `vhost-user`, `virtqueue`,
-//! `front_end` and `disk` are the other side of a vhost-user device.
+//! `front_end` and `disk` are the other side of a vhost-user device. With the feature `certificate`,
+//! `certificate` is what a test of TLS shows.
 //!
 //! Everything here panics on failure, because it serves only tests and benchmarks.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "certificate")]
+pub mod certificate;
 #[cfg(feature = "vhost-user")]
 pub mod disk;
 pub mod forge;

@@ -193,7 +193,8 @@ impl Host {
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.0.programs.join(program));
         command.arg("--run-dir").arg(self.run_directory());
-        command.env("PATH", self.path()).env_remove("EBB_RUN_DIR").stdin(Stdio::null());
+        command.env("PATH", self.path()).env_remove("EBB_RUN_DIR").env_remove("EBB_HOST");
+        command.stdin(Stdio::null());
         command.envs(self.0.settings.lock().expect("settings").iter());
         command
     }

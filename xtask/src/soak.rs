@@ -10,10 +10,10 @@ use anyhow::{Context, bail, ensure};
 
 use super::{cargo, guest_kernel};
 
-/// The tests of vmtest for what may go wrong once in thousands of times. All of kvmtest and the
+/// The tests of vmtest for what may go wrong once in thousands of times, or takes long to try. All of kvmtest and the
 /// allocator's thread tests run besides. The longest tests come first, so that all lanes end at
 /// about the same time.
-const VM_TESTS: [&str; 22] = [
+const VM_TESTS: [&str; 23] = [
     "in_flight",
     "hyperalloc",
     "reclaim",
@@ -36,6 +36,7 @@ const VM_TESTS: [&str; 22] = [
     "swap",
     "full",
     "scarce",
+    "api",
 ];
 
 /// Those of them that need a Linux built here that tracks idle pages, as their host.

@@ -1,6 +1,8 @@
 //! The command line. Help, man pages and completions all come from here.
 
+mod events;
 mod observe;
+mod top;
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -13,8 +15,11 @@ use ebb_api::{
 };
 use ebb_units::Bytes;
 
+pub use self::events::Events;
+pub use self::top::Top;
 use crate::below::Below;
 use crate::interval::Interval;
+use crate::remote;
 pub use observe::Observe;
 
 /// Elastic memory for VMs: unused memory goes to the host, and comes back on touch
@@ -29,6 +34,8 @@ pub struct Args {
     #[arg(long, global = true, env = "EBB_RUN_DIR", value_name = "DIR")]
     #[arg(default_value = route::RUN_DIR_DEFAULT)]
     pub run_dir: PathBuf,
+    #[command(flatten)]
+    pub remote: remote::Options,
     #[command(subcommand)]
     pub command: Command,
 }
@@ -64,6 +71,8 @@ pub enum Command {
         #[arg(long)]
         verbose: bool,
     },
+    /// Show the host and all VMs on one screen, as they change
+    Top(Top),
     /// Reclaim the guest's free memory once
     Reclaim {
         #[command(flatten)]
@@ -205,6 +214,8 @@ pub enum Command {
         )]
         reserve: Below,
     },
+    /// Show what happened to VMs: states, refusals, warnings, and what the pilot did
+    Events(Events),
     /// Measure for some seconds how fast this host's tiers are, and keep the result
     Calibrate {
         #[command(flatten)]

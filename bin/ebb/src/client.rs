@@ -1,17 +1,24 @@
-//! One HTTP/1.1 exchange with the daemon over its UNIX socket.
+//! One HTTP/1.1 exchange with the daemon over its UNIX socket, or a stream of its events.
 
+use std::ops::ControlFlow;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use http_body_util::{BodyExt, Full};
-use hyper::body::Bytes;
-use hyper::{Method, Request, StatusCode, header};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
+use tokio::time::timeout;
 
-use ebb_api::{ApiErrorBody, Version, advice, route};
+use ebb_api::{ApiErrorBody, ErrorCode, Version, advice, route};
 use rustix::net::sockopt::socket_peercred;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::events::Frames;
 
 /// This program's release.
 const OWN: &str = env!("CARGO_PKG_VERSION");
@@ -29,32 +36,111 @@ pub fn call<A: DeserializeOwned>(
     path: &str,
     body: Vec<u8>,
 ) -> anyhow::Result<A> {
-    let request = Request::builder()
-        .method(method)
-        .uri(path)
-        .header(header::HOST, "ebbd")
-        .header(header::CONTENT_TYPE, "application/json")
-        .body(Full::new(Bytes::from(body)))?;
+    let request = request(method, path, body)?;
     let daemon = Daemon::of(&stream);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let runtime = Builder::new_current_thread().enable_io().build()?;
     let (status, answer) =
-        runtime.block_on(exchange(stream, request)).with_context(|| match log {
-            Some(log) => format!(
-                "ebbd ended the connection without an answer; its log, {}, may say why",
-                log.display()
-            ),
-            None => {
-                "ebbd ended the connection without an answer; its messages on standard error may \
-                     say why"
-                    .into()
-            }
-        })?;
+        runtime.block_on(local(stream, request)).with_context(|| unanswered(log))?;
     let restart = || restart(&daemon.pid, runtime.block_on(daemon.version()).as_deref());
     if !status.is_success() {
         bail!(refusal(status, &answer, restart));
     }
     serde_json::from_slice(&answer)
         .with_context(|| format!("this ebb does not understand ebbd's answer; {}", restart()))
+}
+
+/// Asks for a stream of events at `path`, and calls `each` with the JSON of each of them. Returns
+/// whether the stream has ended; else `each` has broken off.
+///
+/// # Errors
+/// The daemon refuses, the stream breaks off in the middle of an event, or `each` fails.
+pub fn follow(
+    (stream, log): (UnixStream, Option<PathBuf>),
+    path: &str,
+    each: impl FnMut(&str) -> anyhow::Result<ControlFlow<()>>,
+) -> anyhow::Result<bool> {
+    let request = request(Method::GET, path, Vec::new())?;
+    let daemon = Daemon::of(&stream);
+    let runtime = Builder::new_current_thread().enable_io().build()?;
+    let response = runtime
+        .block_on(send_local(stream, request))
+        .with_context(|| unanswered(log.as_deref()))?;
+    let version = || runtime.block_on(daemon.version());
+    read_events(&runtime, response, || restart(&daemon.pid, version().as_deref()), each)
+}
+
+/// Calls `each` with the JSON of each event of an answer. Returns whether the stream has ended; else
+/// `each` has broken off.
+///
+/// # Errors
+/// Those of [`follow`].
+pub fn read_events(
+    runtime: &Runtime,
+    mut response: Response<Incoming>,
+    restart: impl FnOnce() -> String,
+    mut each: impl FnMut(&str) -> anyhow::Result<ControlFlow<()>>,
+) -> anyhow::Result<bool> {
+    if !response.status().is_success() {
+        let (status, answer) = runtime.block_on(collect(response))?;
+        bail!(refusal(status, &answer, restart));
+    }
+    let mut frames = Frames::default();
+    while let Some(frame) = runtime.block_on(response.body_mut().frame()) {
+        let frame = frame.context("ebbd ended the connection in the middle of the events")?;
+        let Ok(bytes) = frame.into_data() else { continue };
+        for event in frames.take(&bytes)? {
+            if each(&event)?.is_break() {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// Sends as [`call`] does to the daemon that listens at this socket, and waits no longer than
+/// `patience`. It starts no daemon.
+///
+/// # Errors
+/// Those of [`call`]; nobody listens, or the answer does not come in time.
+pub fn call_within<A: DeserializeOwned>(
+    socket: &Path,
+    patience: Duration,
+    method: Method,
+    path: &str,
+    body: Vec<u8>,
+) -> anyhow::Result<A> {
+    let request = request(method, path, body)?;
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let asking = async {
+        // Does not wait, even for a daemon that is stopped.
+        let stream = tokio::net::UnixStream::connect(socket).await;
+        let stream = stream.with_context(|| format!("no ebbd listens at {}", socket.display()))?;
+        local(stream.into_std()?, request).await
+    };
+    let answered = runtime.block_on(async { timeout(patience, asking).await });
+    let (status, answer) =
+        answered.with_context(|| format!("ebbd is silent for {} s", patience.as_secs()))??;
+    if !status.is_success() {
+        bail!(refusal(status, &answer, || restart("PID", None)));
+    }
+    serde_json::from_slice(&answer).context("this ebb does not understand ebbd's answer")
+}
+
+fn request(method: Method, path: &str, body: Vec<u8>) -> hyper::http::Result<Request<Full<Bytes>>> {
+    Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::HOST, "ebbd")
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Full::new(Bytes::from(body)))
+}
+
+fn unanswered(log: Option<&Path>) -> String {
+    let place = match log {
+        Some(log) => format!("its log, {},", log.display()),
+        None => "its messages on standard error".into(),
+    };
+    format!("ebbd ended the connection without an answer; {place} may say why")
 }
 
 /// The daemon that answers.
@@ -77,7 +163,7 @@ impl Daemon {
     async fn version(&self) -> Option<String> {
         let stream = UnixStream::connect(self.socket.as_ref()?).ok()?;
         let request = Request::builder().uri(route::VERSION).header(header::HOST, "ebbd");
-        let (_, answer) = exchange(stream, request.body(Full::default()).ok()?).await.ok()?;
+        let (_, answer) = local(stream, request.body(Full::default()).ok()?).await.ok()?;
         Some(serde_json::from_slice::<Version>(&answer).ok()?.version)
     }
 }
@@ -92,22 +178,56 @@ fn restart(pid: &str, version: Option<&str>) -> String {
     format!("{why} {end}, and the next ebb command starts its own; no VM is lost")
 }
 
-async fn exchange(
+async fn local(
     stream: UnixStream,
     request: Request<Full<Bytes>>,
 ) -> anyhow::Result<(StatusCode, Bytes)> {
-    stream.set_nonblocking(true)?;
-    let stream = TokioIo::new(tokio::net::UnixStream::from_std(stream)?);
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await?;
-    tokio::spawn(connection);
-    let response = sender.send_request(request).await?;
+    collect(send_local(stream, request).await?).await
+}
+
+/// Returns the status and all of the body.
+///
+/// # Errors
+/// The connection ends before.
+pub async fn collect(response: Response<Incoming>) -> anyhow::Result<(StatusCode, Bytes)> {
     let status = response.status();
     Ok((status, response.into_body().collect().await?.to_bytes()))
 }
 
-fn refusal(status: StatusCode, answer: &[u8], restart: impl FnOnce() -> String) -> String {
-    if let Ok(refused) = serde_json::from_slice::<ApiErrorBody>(answer) {
-        return refused.error;
+async fn send_local(
+    stream: UnixStream,
+    request: Request<Full<Bytes>>,
+) -> anyhow::Result<Response<Incoming>> {
+    stream.set_nonblocking(true)?;
+    send(tokio::net::UnixStream::from_std(stream)?, request).await
+}
+
+/// Sends a request, and returns the answer before its body has come.
+///
+/// # Errors
+/// The connection ends before.
+pub async fn send(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    request: Request<Full<Bytes>>,
+) -> anyhow::Result<Response<Incoming>> {
+    let stream = TokioIo::new(stream);
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(stream).await?;
+    tokio::spawn(connection);
+    Ok(sender.send_request(request).await?)
+}
+
+/// Why a request was refused, in the daemon's words. If these are not understood: what `restart`
+/// returns, too.
+pub fn refusal(status: StatusCode, answer: &[u8], restart: impl FnOnce() -> String) -> String {
+    if let Ok(ApiErrorBody { code, error, hint }) = serde_json::from_slice(answer) {
+        let hint = match code {
+            // This program sends no such request to a daemon of its own release.
+            Some(ErrorCode::BadRequest | ErrorCode::UnknownRoute | ErrorCode::WrongMethod) => {
+                hint.map(|_| restart())
+            }
+            _ => hint,
+        };
+        return error + &hint.map(|hint| format!("; {hint}")).unwrap_or_default();
     }
     let text = String::from_utf8_lossy(answer);
     let text = if text.is_empty() { text } else { format!(": {text}").into() };

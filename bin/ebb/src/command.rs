@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{env, fs, path, thread};
 
@@ -15,16 +16,18 @@ use ebb_api::{
     AutoRequest, AutoStatus, Calibration, DetachReport, DiskRequest, EvictReport, EvictRequest,
     HeatReport, HeatRequest, LimitRequest, LimitStatus, PilotRequest, PilotSight, PilotStatus,
     PoolRequest, PoolStatus, ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest,
-    RuleRequest, RunRequest, ShareRequest, SizeState, VmStatus, VmSummary, route,
+    RuleRequest, RunRequest, ShareRequest, SizeState, Top, VmStatus, VmSummary, route,
 };
 use ebb_units::Bytes;
 
-use crate::args::{Args, Attach, Auto, Begins, Command, Run, SizeOrOff, Switch, Vm};
+use crate::args::{self, Args, Attach, Auto, Begins, Command, Events, Run, SizeOrOff, Switch, Vm};
 use crate::below::Below;
 use crate::interval::Interval;
 use crate::progress::{self, Progress};
+use crate::remote::Remote;
 use crate::{
-    Outcome, attach, client, daemon, doctor, heat, interrupt, manual, observe, show, trace,
+    Outcome, attach, client, daemon, doctor, events, heat, interrupt, manual, observe, show, top,
+    trace,
 };
 
 /// Time from one question to the daemon about its progress to the next.
@@ -34,7 +37,8 @@ const RECORD_EVERY: Duration = Duration::from_millis(500);
 
 /// Does what the command line says, and returns the text to print.
 pub fn run(args: Args) -> anyhow::Result<Outcome> {
-    let host = Host { run_dir: args.run_dir, begins: args.command.begins() };
+    let remote = args.remote.remote(&args.command)?.map(Arc::new);
+    let host = Host { run_dir: args.run_dir, remote, begins: args.command.begins() };
     let text = match args.command {
         Command::Observe(args) => observe::observe(&args)?,
         Command::Discover { output } => {
@@ -46,6 +50,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         Command::Detach { vm } => host.detach(&vm)?,
         Command::List { output } => host.list(output.json)?,
         Command::Status { vm, verbose } => host.status(&vm, verbose)?,
+        Command::Top(args) => host.top(&args)?,
         Command::Reclaim { vm, bytes } => host.reclaim(&vm, bytes)?,
         Command::Auto(auto) => host.auto(&auto)?,
         Command::Limit { vm, limit, low, high } => {
@@ -81,6 +86,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         Command::Simulate { file, reserve } => {
             show::simulated(&trace::simulate(&file, reserve.into())?)
         }
+        Command::Events(events) => host.events(events)?,
         Command::Calibrate { output } => host.calibrate(output.json)?,
         Command::Evict { vm, bytes } => host.evict(&vm, bytes)?,
         Command::Doctor { fix, output } => return doctor::run(&host.run_dir, fix, output.json),
@@ -92,6 +98,8 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
 
 struct Host {
     run_dir: PathBuf,
+    /// The daemon of another host, if that one is asked.
+    remote: Option<Arc<Remote>>,
     /// What the command may begin there.
     begins: Begins,
 }
@@ -117,6 +125,9 @@ impl Host {
         path: &str,
         body: Vec<u8>,
     ) -> anyhow::Result<A> {
+        if let Some(remote) = &self.remote {
+            return remote.call(method, path, body);
+        }
         if self.begins == Begins::Nothing {
             self.check_used()?;
         }
@@ -135,7 +146,7 @@ impl Host {
     /// Nobody has.
     fn check_used(&self) -> anyhow::Result<()> {
         match self.run_dir.try_exists() {
-            Ok(false) => bail!(
+            Ok(false) if self.remote.is_none() => bail!(
                 "no VM is managed in {0}: there is no {0} (EBB_RUN_DIR, or --run-dir)",
                 self.run_dir.display()
             ),
@@ -202,6 +213,25 @@ impl Host {
     fn status(&self, vm: &Vm, verbose: bool) -> anyhow::Result<String> {
         let status: VmStatus = self.ask(Method::GET, &route::full_status(&vm.name))?;
         render(&status, vm.output.json, if verbose { show::status } else { show::brief })
+    }
+
+    fn top(&self, args: &args::Top) -> anyhow::Result<String> {
+        let shows = !args.once && !args.json;
+        if shows {
+            top::check_terminal()?;
+        }
+        let first: Vec<Top> = match args.at {
+            Some(at) => top::past(at, |path| self.ask(Method::GET, path))?,
+            None => vec![self.ask(Method::GET, route::TOP)?],
+        };
+        if shows {
+            let source = match &self.remote {
+                Some(remote) => top::Source::Remote(Arc::clone(remote)),
+                None => top::Source::Socket(self.run_dir.join(route::SOCKET_FILE)),
+            };
+            return top::show(source, args, first).map(|()| String::new());
+        }
+        render(&first.last(), args.json, |_| top::once(args, first.clone()))
     }
 
     fn reclaim(&self, vm: &Vm, bytes: Option<Bytes>) -> anyhow::Result<String> {
@@ -310,6 +340,25 @@ impl Host {
             writer.add(&self.ask(Method::GET, route::PILOT_SIGHT)?)?;
         }
         Ok(format!("{}: {} looks\n", file.display(), writer.looks))
+    }
+
+    /// Prints events as they come. With `-f`, only the end of the daemon ends that, or Ctrl-C.
+    fn events(&self, asked: Events) -> anyhow::Result<String> {
+        self.check_used()?;
+        let (json, follows) = (asked.output.json, asked.follow);
+        let (path, print) =
+            (events::path(&asked.query()), |event: &str| events::print(event, json));
+        let is_over = match &self.remote {
+            Some(remote) => remote.follow(&path, print)?,
+            None => {
+                let connected = (daemon::connect(&self.run_dir)?, daemon::log(&self.run_dir));
+                client::follow(connected, &path, print)?
+            }
+        };
+        if is_over && follows {
+            bail!("ebbd has ended, and tells no more");
+        }
+        Ok(String::new())
     }
 
     fn calibrate(&self, json: bool) -> anyhow::Result<String> {

@@ -45,13 +45,14 @@ pub fn pid(run_dir: &Path) -> Option<i32> {
 }
 
 /// Variables that are settings of a daemon: what `docs/cli.md` lists, but for its places.
-const SETTINGS: [&str; 18] = [
+const SETTINGS: [&str; 22] = [
     "EBB_ALLOW_KEYS_ON_DISK",
     "EBB_COMPRESSED",
     "EBB_FORGET_BY",
     "EBB_HEAT_PERIOD_S",
     "EBB_HEAT_WINDOWS",
     "EBB_HEAT_WINDOW_MS",
+    "EBB_LISTEN",
     "EBB_LOG",
     "EBB_METADATA_BY",
     "EBB_MOVE_RATE",
@@ -62,6 +63,9 @@ const SETTINGS: [&str; 18] = [
     "EBB_SWAP_KEEP_FREE",
     "EBB_SWAP_MAX",
     "EBB_SWAP_MAX_EACH",
+    "EBB_TLS_CERT",
+    "EBB_TLS_KEY",
+    "EBB_TOKENS",
     "EBB_VM_USER",
     "EBB_WHEN_SWAP_IS_FULL",
 ];
@@ -295,7 +299,9 @@ mod tests {
         let mut named: Vec<&str> = words.filter(|word| word.starts_with("EBB_")).collect();
         named.sort_unstable();
         named.dedup();
-        named.retain(|name| !["EBB_", "EBB_RUN_DIR", "EBB_LOG_DIR"].contains(name));
+        let of_ebb = ["EBB_HOST", "EBB_TOKEN_FILE", "EBB_CA"];
+        let places = ["EBB_", "EBB_RUN_DIR", "EBB_LOG_DIR"];
+        named.retain(|name| !places.contains(name) && !of_ebb.contains(name));
         assert_eq!(named, SETTINGS);
     }
 }

@@ -2,17 +2,21 @@
 
 pub mod apart;
 pub mod asking;
+pub mod events;
+pub mod history;
 mod link;
 mod listing;
 pub mod pilot;
 pub mod pool;
 pub mod pool_keeper;
 pub mod pressure_watch;
+mod rates;
 pub mod recovery;
 pub mod registry;
 pub mod start_vm;
 mod supervisor;
 pub mod swap_dir;
 #[cfg(test)]
-mod testing;
+pub mod testing;
+pub mod top;
 mod vm_process;

@@ -36,11 +36,11 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use self::commands::{disk, memory};
 use self::helpers::{console, injector, relay};
-use self::host::{pilot, pool, pool_keeper, pressure_watch, recovery, registry, swap_dir};
+use self::host::{history, pilot, pool, pool_keeper, pressure_watch, recovery, registry, swap_dir};
 use self::model::record::{ForgetBy, MetadataBy, Settings};
 use self::model::site::Site;
 use self::model::{monitoring, task};
-use self::rest::{http, server};
+use self::rest::{http, server, tcp};
 use self::serve::swap_room;
 use self::support::{log, private_socket, privileges};
 use self::system::{calibration, cgroup, confine};
@@ -99,6 +99,8 @@ struct Arguments {
     /// Manage VMs even if the run directory is on a disk, so that the keys of swap files are too.
     #[arg(long, env = "EBB_ALLOW_KEYS_ON_DISK")]
     allow_keys_on_disk: bool,
+    #[command(flatten)]
+    tcp: tcp::Options,
     /// Leave the session of the parent process.
     #[arg(long)]
     background: bool,
@@ -181,6 +183,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     let log_dir = std::path::absolute(route::log_dir(&run_dir, arguments.log_dir.as_deref()))?;
     log::to_stderr(Some(&log_dir.join(route::LOG_FILE)), None);
     let _lock = lock_run_dir(&run_dir)?;
+    let remote = arguments.tcp.open()?;
     let swap_dir = swap_dir::SwapDir::new(&run_dir, arguments.swap_dir.as_deref())?;
     swap_dir.begin(&run_dir).map_err(anyhow::Error::msg)?;
     check_compressed(arguments.compressed, &run_dir)?;
@@ -219,7 +222,7 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
     let ended = runtime.block_on(async {
         recovery::recover_all(&daemon).context("recovering the VMs of the earlier daemon")?;
         let stall_percent = Some(arguments.pressure_stall).filter(|&percent| percent > 0);
-        listen(daemon, &run_dir, stall_percent).await
+        listen(daemon, &run_dir, remote, stall_percent).await
     });
     // Does not wait for requests to a VM's process: that process goes on.
     runtime.shutdown_background();
@@ -275,6 +278,7 @@ fn listener(run_dir: &Path) -> Option<i32> {
 async fn listen(
     daemon: registry::Daemon,
     run_dir: &Path,
+    remote: Option<tcp::Listener>,
     stall_percent: Option<u32>,
 ) -> anyhow::Result<()> {
     let path = run_dir.join(route::SOCKET_FILE);
@@ -284,11 +288,25 @@ async fn listen(
     })?;
     let listener = UnixListener::from_std(listener).with_context(|| path.display().to_string())?;
     let (ended, at_once) = (asked_to_end(1)?, asked_to_end(2)?);
+    let events = Arc::clone(daemon.events());
+    let ended = async move {
+        ended.await;
+        events.close();
+    };
     tracing::info!("listening on {}", path.display());
     let keeper = tokio::spawn(pool_keeper::keep(daemon.clone()));
     let watcher = tokio::spawn(pressure_watch::watch(daemon.clone(), stall_percent));
     let pilot = tokio::spawn(pilot::keep(daemon.clone(), stall_percent));
-    http::serve(listener, server::router(daemon), ended, at_once).await?;
+    let history = tokio::spawn(history::keep(daemon.clone()));
+    let router = server::router(daemon);
+    let serving_others = async {
+        match remote {
+            Some(remote) => remote.serve(router.clone(), asked_to_end(1)?, asked_to_end(2)?).await,
+            None => Ok(()),
+        }
+    };
+    tokio::try_join!(http::serve(listener, router.clone(), ended, at_once), serving_others)?;
+    history.abort();
     pilot.abort();
     keeper.abort();
     watcher.abort();

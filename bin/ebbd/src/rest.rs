@@ -1,5 +1,13 @@
 //! The REST interface.
 
+mod events;
+mod extract;
 pub mod http;
+mod refusals;
 pub mod server;
+pub mod tcp;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 pub mod vm_server;

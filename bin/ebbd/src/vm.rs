@@ -9,6 +9,7 @@ pub mod limit;
 mod make_pager;
 mod make_userfaultfd;
 mod member;
+mod parts;
 pub mod passed_through;
 mod piloted;
 pub mod publisher;

@@ -1,8 +1,5 @@
 //! The choices under which a VM is managed.
 
-use std::fmt;
-use std::str::FromStr;
-
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -12,6 +9,13 @@ use utoipa::ToSchema;
 pub struct ChoiceError {
     given: String,
     allowed: String,
+}
+
+impl ChoiceError {
+    /// The text is none of these.
+    pub(crate) fn new(given: &str, allowed: &[&str]) -> ChoiceError {
+        ChoiceError { given: given.into(), allowed: allowed.join(", ") }
+    }
 }
 
 /// One table per choice gives its JSON form, its text form and its parser.
@@ -32,23 +36,24 @@ macro_rules! choice {
             }
         }
 
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.pad(self.as_str())
             }
         }
 
-        impl FromStr for $name {
-            type Err = ChoiceError;
+        impl std::str::FromStr for $name {
+            type Err = $crate::choice::ChoiceError;
 
-            fn from_str(text: &str) -> Result<$name, ChoiceError> {
-                $name::ALL.iter().copied().find(|choice| choice.as_str() == text).ok_or_else(|| {
-                    ChoiceError { given: text.into(), allowed: [$($text),+].join(", ") }
-                })
+            fn from_str(text: &str) -> Result<$name, Self::Err> {
+                let choice = $name::ALL.iter().copied().find(|choice| choice.as_str() == text);
+                choice.ok_or_else(|| $crate::choice::ChoiceError::new(text, &[$($text),+]))
             }
         }
     };
 }
+
+pub(crate) use choice;
 
 choice! {
     /// What the guest's RAM is made of on the host.

@@ -1,8 +1,7 @@
 //! What `ebbd` says and understands over its UNIX socket: types, paths, OpenAPI.
 //!
-//! HTTP/1.1 with JSON bodies. A refusal is an [`ApiErrorBody`] with status 400
-//! (the request makes no sense), 404 (no such VM), 409 (name or VM already managed),
-//! 422 (understood, but this VM or host does not allow it) or 500.
+//! HTTP/1.1 with JSON bodies. A refusal is an [`ApiErrorBody`]; its [`ErrorCode`] says why, and
+//! gives the HTTP status. `GET /v1/events` is a stream of [`Event`]s.
 //! No I/O and no policy here: both sides of the socket share only this crate.
 #![forbid(unsafe_code)]
 
@@ -10,7 +9,10 @@ pub mod advice;
 mod calibration;
 mod choice;
 mod confinement;
+mod error;
+mod event;
 mod heat;
+mod history;
 mod name;
 mod observed;
 mod openapi;
@@ -20,6 +22,7 @@ mod report;
 mod request;
 pub mod route;
 mod status;
+mod top;
 
 pub use calibration::{Calibration, TierSpeed};
 pub use choice::{
@@ -28,7 +31,16 @@ pub use choice::{
     State, VmClass,
 };
 pub use confinement::Confinement;
+pub use error::{ApiErrorBody, ErrorCode};
+pub use event::{
+    DecisionFigures, EVENT_TEXT_BYTES_MAX, Event, EventType, EventsQuery, LostFigures, PilotAction,
+    RefusalFigures, StageFigures, StateFigures, VmChange, WarningFigures,
+};
 pub use heat::{DegreeBytes, HeatBlock, HeatFigures, HeatRegion, HeatReport, HeatRequest};
+pub use history::{
+    HISTORY_LONG_S, HISTORY_LONG_STEP_S, HISTORY_POINTS_MAX, HISTORY_S, HISTORY_STEP_S, History,
+    HistoryQuery,
+};
 pub use name::{NAME_LEN_MAX, NameError, VmName};
 pub use observed::{DiscoveredVm, GuestUsage, ObservedVm};
 pub use openapi::{document, document_text};
@@ -40,9 +52,7 @@ pub use pool::{
     LOWER_PERCENT_DEFAULT, PoolMember, PoolRequest, PoolStatus, ShareRequest,
     UPPER_PERCENT_DEFAULT, UPPER_PERCENT_MAX,
 };
-pub use report::{
-    ApiErrorBody, DetachReport, EvictReport, ReclaimReport, ResizeReport, Skipped, Version,
-};
+pub use report::{DetachReport, EvictReport, ReclaimReport, ResizeReport, Skipped, Version};
 pub use request::{
     AttachRequest, AutoRequest, BELOW_PERCENT_DEFAULT, BadRequest, CPUS_MAX, DiskRequest,
     EvictRequest, INTERVAL_MS_MAX, INTERVAL_MS_MIN, LimitRequest, MEMORY_BYTES_MAX,
@@ -51,7 +61,8 @@ pub use request::{
 };
 pub use status::{
     AutoStatus, BalloonStatus, DiskCounts, FaultCounts, FaultTimes, Fragmentation, GuestFigures,
-    GuestStatus, KindBytes, LimitStatus, MemoryDeviceStatus, ORDER_MAX, PressureStatus,
-    ReachStatus, ReachingDevice, SharingStatus, SizeStatus, TierStatus, TierUse, VmStatus,
-    VmSummary,
+    GuestStatus, KindBytes, LimitStatus, MemoryDeviceStatus, MemoryParts, ORDER_MAX,
+    PressureStatus, ReachStatus, ReachingDevice, SharingStatus, SizeStatus, TierStatus, TierUse,
+    VmStatus, VmSummary,
 };
+pub use top::{Top, TopHost, TopVm};

@@ -1,6 +1,10 @@
 //! The OpenAPI document. `docs/openapi.json` is this, committed.
 
+mod refusals;
+
 use utoipa::OpenApi;
+
+use self::refusals::Refusals;
 
 /// The OpenAPI 3.1 description of the daemon's interface.
 pub fn document() -> utoipa::openapi::OpenApi {
@@ -15,6 +19,7 @@ pub fn document_text() -> Result<String, serde_json::Error> {
 #[derive(OpenApi)]
 #[openapi(
     info(title = "Ebb", description = "Elastic memory for running virtual machines."),
+    modifiers(&Refusals),
     paths(
         v1::version,
         v1::list,
@@ -36,9 +41,12 @@ pub fn document_text() -> Result<String, serde_json::Error> {
         v1::set_pilot,
         v1::pilot,
         v1::pilot_sight,
+        v1::top,
+        v1::history,
         v1::rule,
         v1::calibrate,
         v1::calibration,
+        v1::events,
         v1::openapi,
     )
 )]
@@ -49,11 +57,11 @@ struct Description;
 #[expect(dead_code, reason = "only their descriptions are used")]
 mod v1 {
     use crate::{
-        ApiErrorBody, AttachRequest, AutoRequest, AutoStatus, Calibration, DetachReport,
-        EvictReport, EvictRequest, HeatReport, HeatRequest, LimitRequest, LimitStatus,
-        PilotRequest, PilotSight, PilotStatus, PoolRequest, PoolStatus, ReclaimReport,
-        ReclaimRequest, ResizeReport, ResizeRequest, RuleRequest, RunRequest, ShareRequest,
-        StatusQuery, Version, VmStatus, VmSummary, route,
+        ApiErrorBody, AttachRequest, AutoRequest, AutoStatus, Calibration, DetachReport, Event,
+        EventsQuery, EvictReport, EvictRequest, HeatReport, HeatRequest, History, HistoryQuery,
+        LimitRequest, LimitStatus, PilotRequest, PilotSight, PilotStatus, PoolRequest, PoolStatus,
+        ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest, RuleRequest, RunRequest,
+        ShareRequest, StatusQuery, Top, Version, VmStatus, VmSummary, route,
     };
 
     const NO_ROOM: &str = "There is no room for the record; nothing was changed.";
@@ -279,6 +287,24 @@ mod v1 {
     ))]
     fn pilot_sight() {}
 
+    /// The host and all VMs at this moment. No VM is asked: the figures are those that the VMs'
+    /// processes published last, at most a second ago unless a VM is busy.
+    #[utoipa::path(get, path = route::TOP, responses(
+        (status = 200, body = Top),
+        (status = 500, body = ApiErrorBody, description = "The operation failed."),
+    ))]
+    fn top() {}
+
+    /// What the host and its VMs were like: every 15 s for a day, every 5 min for 90 days.
+    #[utoipa::path(get, path = route::HISTORY, params(HistoryQuery), responses(
+        (status = 200, body = History),
+        (status = 400, body = ApiErrorBody, description = "The request makes no sense, or asks for \
+            too many moments."),
+        (status = 422, body = ApiErrorBody, description = "There is no history."),
+        (status = 500, body = ApiErrorBody, description = "The operation failed."),
+    ))]
+    fn history() {}
+
     /// Change the pilot's rule for a VM. It holds for later VMs of this name, too.
     #[utoipa::path(put, path = route::RULE, request_body = RuleRequest,
         params(("name" = String, Path, description = "The VM's name.")),
@@ -308,6 +334,24 @@ mod v1 {
     ))]
     fn calibration() {}
 
+    /// What happens to VMs, as server-sent events: what the daemon still has of it, and then what
+    /// happens from now on. The id of each is the event's number, and its data is the event. A line
+    /// that begins with a colon comes every 15 s. A reader that is too slow loses events, and is
+    /// told so by an event of type `lost`.
+    #[utoipa::path(get, path = route::EVENTS,
+        params(
+            EventsQuery,
+            ("Last-Event-ID" = Option<u64>, Header,
+                description = "Only events after this number; it counts before `since`."),
+        ),
+        responses(
+            (status = 200, body = Event, content_type = "text/event-stream",
+                description = "The body is that of the data of each event."),
+            (status = 400, body = ApiErrorBody, description = "The request makes no sense."),
+            (status = 429, body = ApiErrorBody, description = "Too many streams are open."),
+        ))]
+    fn events() {}
+
     /// This document.
     #[utoipa::path(get, path = route::OPENAPI, responses((status = 200, description = "OpenAPI 3.1.")))]
     fn openapi() {}
@@ -336,8 +380,11 @@ mod tests {
             route::POOL,
             route::PILOT,
             route::PILOT_SIGHT,
+            route::TOP,
+            route::HISTORY,
             route::RULE,
             route::CALIBRATION,
+            route::EVENTS,
             route::OPENAPI,
         ] {
             assert!(document.paths.paths.contains_key(path), "{path}");

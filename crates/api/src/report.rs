@@ -91,13 +91,6 @@ pub struct ResizeReport {
     pub stopped_by: String,
 }
 
-/// The body of an API error: why a request was refused or failed.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
-pub struct ApiErrorBody {
-    /// One line: what is wrong, and what to do.
-    pub error: String,
-}
-
 /// The daemon that answers.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Version {

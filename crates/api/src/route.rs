@@ -40,10 +40,16 @@ pub const POOL: &str = "/v1/pool";
 pub const PILOT: &str = "/v1/pilot";
 /// GET: [`crate::PilotSight`].
 pub const PILOT_SIGHT: &str = "/v1/pilot/sight";
+/// GET: [`crate::Top`].
+pub const TOP: &str = "/v1/top";
+/// GET with [`crate::HistoryQuery`]: [`crate::History`].
+pub const HISTORY: &str = "/v1/history";
 /// PUT [`crate::RuleRequest`]: [`crate::PilotStatus`].
 pub const RULE: &str = "/v1/vms/{name}/rule";
 /// POST, GET: [`crate::Calibration`].
 pub const CALIBRATION: &str = "/v1/calibration";
+/// GET with [`crate::EventsQuery`]: a stream of [`crate::Event`]s, as server-sent events.
+pub const EVENTS: &str = "/v1/events";
 /// GET: the OpenAPI document.
 pub const OPENAPI: &str = "/v1/openapi.json";
 

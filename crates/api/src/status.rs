@@ -3,6 +3,7 @@
 mod balloon;
 mod faults;
 mod limit;
+mod parts;
 mod sharing;
 mod size;
 mod summary;
@@ -16,6 +17,7 @@ use utoipa::ToSchema;
 pub use self::balloon::{BalloonStatus, GuestFigures};
 pub use self::faults::{FaultCounts, FaultTimes};
 pub use self::limit::LimitStatus;
+pub use self::parts::MemoryParts;
 pub use self::sharing::{Fragmentation, KindBytes, SharingStatus};
 pub use self::size::{MemoryDeviceStatus, SizeStatus};
 pub use self::summary::VmSummary;
@@ -83,6 +85,9 @@ pub struct VmStatus {
     pub unplugged_bytes: u64,
     /// The part of `memory_bytes` that takes host memory now.
     pub resident_bytes: u64,
+    /// Where all of it is; null: the VM's process is of an earlier release.
+    #[serde(default)]
+    pub parts: Option<MemoryParts>,
     /// Strict mode: empty memory that Ebb has on record. Release mode keeps no record:
     /// `memory_bytes - resident_bytes`, which includes memory that was never touched.
     pub emptied_bytes: u64,

@@ -78,7 +78,8 @@ pub struct Thresholds {
 }
 
 impl Below {
-    pub(crate) fn of(self, total_bytes: u64) -> u64 {
+    /// The threshold in bytes, for a bound of so many bytes.
+    pub fn of(self, total_bytes: u64) -> u64 {
         let bytes = match self {
             Below::Percent(percent) => {
                 let bytes = u128::from(total_bytes) * u128::from(percent) / 100;

@@ -23,6 +23,7 @@ pub mod numa;
 pub mod page_idle;
 pub mod pagemap;
 pub mod private_dir;
+pub mod private_file;
 pub mod process;
 mod process_stat;
 pub mod psi;

@@ -59,12 +59,31 @@ pub fn some_stall() -> io::Result<Duration> {
     parse(&fs::read_to_string(MEMORY)?).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
+/// In how many thousandths of the last 10 s at least one task waited for memory, by the kernel's own
+/// average.
+///
+/// # Errors
+/// As [`some_stall`].
+pub fn some_permille() -> io::Result<u32> {
+    average(&fs::read_to_string(MEMORY)?).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Parses the percentage of `some avg10=1.23 ...`, in tenths.
+fn average(text: &str) -> Option<u32> {
+    let percent: f64 = of_some(text, "avg10=")?.parse().ok()?;
+    (0.0..=100.0).contains(&percent).then_some((percent * 10.0) as u32)
+}
+
 /// Parses lines like `some avg10=0.00 avg60=0.00 avg300=0.00 total=520051535`, with a total in
 /// microseconds.
 fn parse(text: &str) -> Option<Duration> {
+    of_some(text, "total=")?.parse().ok().map(Duration::from_micros)
+}
+
+/// The value behind `key` in the line about some tasks.
+fn of_some<'t>(text: &'t str, key: &str) -> Option<&'t str> {
     let some = text.lines().find_map(|line| line.strip_prefix("some "))?;
-    let total = some.split_ascii_whitespace().find_map(|word| word.strip_prefix("total="))?;
-    total.parse().ok().map(Duration::from_micros)
+    some.split_ascii_whitespace().find_map(|word| word.strip_prefix(key))
 }
 
 /// Has the kernel tell when tasks wait for memory. While none waits, it costs nothing.
@@ -118,6 +137,7 @@ mod tests {
         let text = format!("{full}some avg10=1.00 avg60=0.00 avg300=0.00 total=520051535\n");
         assert_eq!(parse(&text), Some(Duration::from_micros(520_051_535)));
         assert_eq!(parse(full), None);
+        assert_eq!((average(&text), average(full)), (Some(10), None));
     }
 
     #[test]
@@ -136,6 +156,9 @@ mod tests {
             "\0some total=5",
         ] {
             assert_eq!(parse(text), None, "{text:?}");
+        }
+        for text in ["some avg10=", "some avg10=-1.00", "some avg10=NaN", "some avg10=100.01"] {
+            assert_eq!(average(text), None, "{text:?}");
         }
         assert_eq!(
             parse(&format!("some total={}", u64::MAX)),

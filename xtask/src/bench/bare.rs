@@ -146,7 +146,7 @@ mod tests {
         assert!(
             [times.punch, times.populate, times.first_touch]
                 .iter()
-                .all(|time| *time > Default::default())
+                .all(|time| *time > Duration::ZERO)
         );
         assert_eq!(bare.file.resident_bytes().unwrap(), 4 << 20);
     }

@@ -133,6 +133,17 @@ fn a_daemon_of_another_release_is_reported_as_such() {
 }
 
 #[test]
+fn an_older_daemon_that_does_not_know_a_request_is_reported_as_such() {
+    let dir = Dir::new();
+    let version = json!({ "version": "0.0.9", "pid": 7, "run_dir": "/run/ebb" });
+    let refusal = json!({ "error": "there is no path /v1/pool", "code": "unknown_route",
+        "hint": "GET /v1/openapi.json describes all requests of this release" });
+    let _daemon = dir.daemon_of(Answer::json(200, &version), Answer::json(404, &refusal));
+    let ran = ebb(dir.path(), "pool");
+    assert!(ran.is_one_line_with("there is no path /v1/pool; ebbd is 0.0.9 and"), "{}", ran.stderr);
+}
+
+#[test]
 fn ctrl_c_says_that_the_daemon_goes_on() {
     for line in ["detach web", "resize web 1G"] {
         let dir = Dir::new();

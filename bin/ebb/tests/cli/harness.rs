@@ -44,7 +44,8 @@ pub struct Line(pub Command);
 impl Line {
     fn new(program: &Path, run_dir: &Path, line: &str) -> Line {
         let mut command = Command::new(program);
-        command.arg("--run-dir").arg(run_dir).args(line.split(' ')).env_remove("EBB_RUN_DIR");
+        command.arg("--run-dir").arg(run_dir).args(line.split(' '));
+        command.env_remove("EBB_RUN_DIR").env_remove("EBB_HOST");
         Line(command)
     }
 

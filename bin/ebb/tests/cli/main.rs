@@ -2,9 +2,12 @@
 
 mod daemon;
 mod doctor;
+mod events;
 mod harness;
+mod remote;
 mod requests;
 mod status;
+mod top;
 mod usage;
 
 use std::fs;

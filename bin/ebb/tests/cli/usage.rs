@@ -56,6 +56,9 @@ fn bad_usage_is_one_line_and_exit_2() {
         ("share web 0", "a share of 0"),
         ("share web 1G --lower 101", "give 1 to 100"),
         ("share web 1G --upper 99", "give 100 to 10000"),
+        ("top --at soon", "write it as 14:05"),
+        ("top --control --once", "cannot be used with '--once'"),
+        ("top --control --at 14:05", "cannot be used with '--at <TIME>'"),
         ("statsu web", "a similar subcommand exists: 'status'"),
         ("foo", "unrecognized subcommand 'foo': ebb help shows all"),
     ] {

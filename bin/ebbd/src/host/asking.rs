@@ -8,12 +8,13 @@ use axum::extract::Request;
 use axum::http::Method;
 use axum::response::{IntoResponse, Response};
 use ebb_api::{State as ApiState, VmName, route};
+use http_body_util::LengthLimitError;
 use tokio::time::{sleep, timeout};
 
 use super::link::{self, LinkError, Reply};
 use super::listing::Listing;
 use super::registry::Daemon;
-use crate::model::api_error::{Answer, ApiError, failed};
+use crate::model::api_error::{Answer, ApiError};
 use crate::model::site::api_socket;
 
 /// Longest wait for a process that is recovering the VM, or that does not answer.
@@ -74,7 +75,7 @@ async fn asked<T>(listing: &Listing, asking: impl Future<Output = T>) -> Answer<
     };
     tokio::select! {
         answer = asking => Ok(answer),
-        () = silent => Err(ApiError::Unavailable(format!(
+        () = silent => Err(ApiError::OutcomeUnknown(format!(
             "its process has not answered for {} s: it is stopped, or hangs; once it goes on, \
              ebb status shows whether this was done",
             listing.heard().as_secs()
@@ -88,7 +89,10 @@ fn lost(daemon: &Daemon, name: &VmName, error: &LinkError) -> ApiError {
         Some(_) if matches!(error, LinkError::TooLong) => {
             ApiError::Failed(format!("{name}: {error}"))
         }
-        Some(_) => ApiError::Unavailable(format!(
+        Some(_) if matches!(error, LinkError::Unreachable(_)) => ApiError::Unavailable(format!(
+            "{name}: {error}; nothing was done: try again in a while"
+        )),
+        Some(_) => ApiError::OutcomeUnknown(format!(
             "{name}: {error}; it is recovered now: ebb status {name} shows what was done"
         )),
     }
@@ -100,7 +104,11 @@ fn is_coming(listing: &Listing, deadline: Instant) -> bool {
 
 async fn parts(request: Request) -> Answer<(Method, String, Bytes)> {
     let (parts, body) = request.into_parts();
-    let body = to_bytes(body, BODY_MOST_BYTES).await.map_err(failed("the request"))?;
+    let body = to_bytes(body, BODY_MOST_BYTES).await;
+    let body = body.map_err(|error| match error.into_inner().is::<LengthLimitError>() {
+        true => ApiError::TooLarge(BODY_MOST_BYTES),
+        false => ApiError::Malformed("the request's body does not come".into()),
+    })?;
     let uri = parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
     Ok((parts.method, uri, body))
 }

@@ -6,11 +6,13 @@ use std::path::Path;
 use axum::body::{Body, Bytes};
 use axum::http::{Method, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use ebb_api::ApiErrorBody;
+use ebb_api::{ApiErrorBody, ErrorCode};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
+
+use crate::model::api_error::refuse;
 
 /// Largest answer. A status has some KiB.
 const ANSWER_MOST_BYTES: usize = 4 << 20;
@@ -45,17 +47,24 @@ impl Reply {
         serde_json::from_slice(&self.body)
     }
 
-    /// Why the process refused.
-    pub fn refusal(&self) -> String {
-        match self.read::<ApiErrorBody>() {
-            Ok(refusal) => refusal.error,
-            Err(_) => format!("its process answers {}", self.status),
-        }
+    /// Why the process refused. A process of an earlier release gives no code, and may refuse in
+    /// plain text.
+    pub fn refusal(&self) -> ApiErrorBody {
+        let refusal = self.read::<ApiErrorBody>().unwrap_or_else(|_| ApiErrorBody {
+            code: None,
+            error: format!("its process answers {}", self.status),
+            hint: None,
+        });
+        let code = refusal.code.unwrap_or(ErrorCode::of_status(self.status.as_u16()));
+        ApiErrorBody { code: Some(code), ..refusal }
     }
 }
 
 impl IntoResponse for Reply {
     fn into_response(self) -> Response {
+        if !self.status.is_success() {
+            return refuse(self.status, self.refusal());
+        }
         let json = [(header::CONTENT_TYPE, "application/json")];
         (self.status, json, Body::from(self.body)).into_response()
     }
@@ -133,6 +142,21 @@ mod tests {
         drop(runtime);
         process.join().expect("it ends");
         answer
+    }
+
+    #[test]
+    fn a_process_of_an_earlier_release_refuses_in_the_same_shape() {
+        let refusal = |status, body: &'static str| {
+            let status = StatusCode::from_u16(status).expect("a status");
+            Reply { status, body: Bytes::from_static(body.as_bytes()) }.refusal()
+        };
+        let old = refusal(422, r#"{"error": "its memory is locked"}"#);
+        assert_eq!((old.code, &*old.error), (Some(ErrorCode::NotAllowed), "its memory is locked"));
+        let plain = refusal(405, "");
+        assert_eq!(plain.code, Some(ErrorCode::WrongMethod));
+        assert_eq!(plain.error, "its process answers 405 Method Not Allowed");
+        let own = refusal(422, r#"{"error": "not yet", "code": "not_trusted", "hint": "wait"}"#);
+        assert_eq!((own.code, own.hint.as_deref()), (Some(ErrorCode::NotTrusted), Some("wait")));
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! What can be known of a VM without waiting for it: whether it is managed, and the last figures
 //! that its process published.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ebb_api::{State, VmStatus, VmSummary};
+use ebb_api::{State, VmChange, VmName, VmStatus, VmSummary};
 
+use super::events::{EventLog, News, States, Warnings};
+use super::rates::{PerSecond, Rates};
 use crate::model::api_error::{Answer, ApiError};
 use crate::model::figures::{VmFigures, millis, slow};
 use crate::model::host_pressure::Watched;
@@ -13,10 +15,23 @@ use crate::model::member::Member;
 use crate::model::piloted::Piloted;
 use crate::model::record::Record;
 use crate::model::summary;
+use crate::support::life::{Identity, Life};
 use crate::support::privileges::want_of_descriptors;
 
-/// What is known of one VM of this daemon.
-pub struct Listing(Mutex<Known>);
+/// What is known of one VM of this daemon. It tells of changes among the daemon's events.
+pub struct Listing {
+    name: VmName,
+    vmm: Vmm,
+    known: Mutex<Known>,
+    events: Arc<EventLog>,
+}
+
+/// Which process the VM's QEMU is.
+struct Vmm {
+    pid: i32,
+    start_ticks: u64,
+    boot: String,
+}
 
 struct Known {
     stage: Stage,
@@ -30,6 +45,20 @@ struct Known {
     number: u64,
     member: Option<Member>,
     piloted: Option<Piloted>,
+    states: States,
+    warnings: Warnings,
+    rates: Rates,
+}
+
+/// All that is known of a VM, as last known.
+pub struct Seen {
+    pub summary: VmSummary,
+    /// None: it has not published yet.
+    pub status: Option<Box<VmStatus>>,
+    pub rates: Option<PerSecond>,
+    pub piloted: Option<Piloted>,
+    /// Whether the figures are old.
+    pub is_slow: bool,
 }
 
 impl Known {
@@ -37,6 +66,18 @@ impl Known {
     fn answers(&self) -> bool {
         let is_slow = self.at.is_none_or(|at| slow(at.elapsed()).is_some());
         matches!(self.stage, Stage::Managed) && !is_slow
+    }
+
+    /// Its line in the list.
+    fn summary(&self) -> VmSummary {
+        let age = self.at.map(|at| at.elapsed());
+        let slow = age.and_then(slow);
+        VmSummary {
+            state: self.stage.state(),
+            state_reason: self.stage.reason().or(slow).or(self.summary.state_reason.clone()),
+            age_ms: age.map(millis),
+            ..self.summary.clone()
+        }
     }
 }
 
@@ -56,6 +97,15 @@ impl Stage {
             Stage::Recovering => State::Recovering,
             Stage::Managed => State::Managed,
             Stage::NotRecovered(..) => State::NotRecovered,
+        }
+    }
+
+    /// The state, and why, as events tell it.
+    fn change(&self) -> (VmChange, Option<String>) {
+        match self {
+            Stage::Recovering => (VmChange::Recovering, None),
+            Stage::Managed => (VmChange::Managed, None),
+            Stage::NotRecovered(why, _) => (VmChange::NotRecovered, Some(why.clone())),
         }
     }
 
@@ -89,11 +139,16 @@ fn why_not_recovered(why: &str, again: Instant) -> String {
 }
 
 impl Listing {
-    /// The listing of a VM on record.
-    pub fn new(record: &Record, stage: Stage) -> Listing {
+    /// The listing of a VM on record. Whoever has it managed from the start has told so.
+    pub fn new(name: &VmName, record: &Record, stage: Stage, events: &Arc<EventLog>) -> Listing {
         let (summary, member) = (summary::on_record(record), Member::on_record(record));
         let heard = Instant::now();
-        Listing(Mutex::new(Known {
+        let states = match stage {
+            Stage::Managed => States::managed(),
+            _ => States::default(),
+        };
+        let (pid, start_ticks, boot) = (record.pid, record.start_ticks, record.boot.clone());
+        let known = Known {
             stage,
             summary,
             status: None,
@@ -102,19 +157,51 @@ impl Listing {
             number: 0,
             member,
             piloted: None,
-        }))
+            states,
+            warnings: Warnings::default(),
+            rates: Rates::default(),
+        };
+        Listing {
+            name: name.clone(),
+            vmm: Vmm { pid, start_ticks, boot },
+            known: Mutex::new(known),
+            events: Arc::clone(events),
+        }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
         // The state is whole between any two statements that change it.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sets the stage.
     pub fn set(&self, stage: Stage) {
         let mut known = self.known();
+        let (change, reason) = stage.change();
+        self.tell(&mut known, change, reason);
         // Each process counts its figures from the beginning.
         (known.stage, known.heard, known.number) = (stage, Instant::now(), 0);
+    }
+
+    /// Notes that its process has ended, and how. The next one is about to recover it.
+    pub fn lose_process(&self, how: &str) {
+        let mut known = self.known();
+        self.tell(&mut known, VmChange::Recovering, Some(how.into()));
+        (known.stage, known.heard, known.number) = (Stage::Recovering, Instant::now(), 0);
+    }
+
+    /// Tells of a change of its state, if that is news.
+    fn tell(&self, known: &mut Known, change: VmChange, reason: Option<String>) {
+        if let Some(news) = known.states.change(change, reason) {
+            self.events.publish(Some(&self.name), news);
+        }
+    }
+
+    /// Whether its QEMU is known to run.
+    pub fn vmm_lives(&self) -> bool {
+        let Vmm { pid, start_ticks, boot } = &self.vmm;
+        let identity = Identity { pid: *pid, start_ticks: *start_ticks, boot };
+        matches!(Life::of(identity), Life::Lives(_))
     }
 
     /// Notes a sign of life of its process, which therefore serves the VM.
@@ -123,6 +210,7 @@ impl Listing {
         known.heard = Instant::now();
         if let Stage::Recovering = known.stage {
             known.stage = Stage::Managed;
+            self.tell(&mut known, VmChange::Managed, None);
         }
     }
 
@@ -143,8 +231,16 @@ impl Listing {
         let age = Duration::from_millis(status.age_ms);
         known.piloted = piloted.filter(Piloted::adds_up);
         known.summary = summary::of(&status);
-        (known.status, known.at, known.member) =
-            (Some(Box::new(status)), Instant::now().checked_sub(age), member);
+        let waits = summary::waits(&status.limit).map(|why| format!("its guest waits: {why}"));
+        let warnings = status.warnings.iter().chain(&waits).map(String::as_str);
+        for figures in known.warnings.update(warnings) {
+            self.events.publish(Some(&self.name), News::Warning(figures));
+        }
+        let at = Instant::now().checked_sub(age);
+        if let Some(at) = at {
+            known.rates.take(at, &status);
+        }
+        (known.status, known.at, known.member) = (Some(Box::new(status)), at, member);
     }
 
     /// Checks that its process serves it now.
@@ -192,14 +288,19 @@ impl Listing {
 
     /// Its line in the list, as last known.
     pub fn summary(&self) -> VmSummary {
+        self.known().summary()
+    }
+
+    /// All that is known of it.
+    pub fn seen(&self) -> Seen {
         let known = self.known();
-        let age = known.at.map(|at| at.elapsed());
-        let slow = age.and_then(slow);
-        VmSummary {
-            state: known.stage.state(),
-            state_reason: known.stage.reason().or(slow).or(known.summary.state_reason.clone()),
-            age_ms: age.map(millis),
-            ..known.summary.clone()
+        let is_slow = known.at.is_none_or(|at| slow(at.elapsed()).is_some());
+        Seen {
+            summary: known.summary(),
+            status: known.status.clone(),
+            rates: known.rates.last(),
+            piloted: known.piloted.clone(),
+            is_slow,
         }
     }
 
@@ -227,11 +328,52 @@ impl Listing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::swap_dir::SwapDir;
+    use crate::host::testing;
 
     #[test]
     fn what_is_not_recovered_says_when_it_is_tried_again() {
         let later = Instant::now() + Duration::from_secs(30);
         let reason = Stage::NotRecovered("it broke".into(), later).reason().unwrap();
         assert_eq!(reason, "it broke; tried again in 30 s");
+    }
+
+    #[tokio::test]
+    async fn changes_of_a_vm_are_told_among_the_events() {
+        let home = tempfile::tempdir().unwrap();
+        let daemon = testing::daemon(home.path(), SwapDir::new(home.path(), None).unwrap());
+        let publish = |warnings: &[&str], stuck: Option<&str>| {
+            let mut status = testing::status();
+            status.warnings = warnings.iter().map(|&warning| warning.to_owned()).collect();
+            (status.limit.waits, status.limit.stuck) = (stuck.is_some(), stuck.map(str::to_owned));
+            testing::publish(&daemon, "web", status, None);
+        };
+        publish(&["its pages are small"], None);
+        publish(&["its pages are small"], Some("the swap file is full"));
+        let web = daemon.listed(&"web".parse().unwrap()).unwrap();
+        web.lose_process("its process ended (signal: 9 (SIGKILL))");
+        web.set(Stage::Recovering);
+        web.hear();
+        web.set(Stage::Managed);
+        publish(&[], None);
+        web.set(Stage::NotRecovered("QEMU does not answer".into(), Instant::now()));
+        let events = testing::events(&daemon).await;
+        assert!(
+            events.iter().all(|event| event.vm.as_ref().is_some_and(|vm| vm.as_str() == "web"))
+        );
+        let told: Vec<String> =
+            events.iter().map(|event| format!("{} {}", event.kind, event.text)).collect();
+        assert_eq!(
+            told,
+            [
+                "warning appeared: its pages are small",
+                "warning appeared: its guest waits: the swap file is full",
+                "state being recovered: its process ended (signal: 9 (SIGKILL))",
+                "state managed",
+                "warning vanished: its pages are small",
+                "warning vanished: its guest waits: the swap file is full",
+                "state not recovered: QEMU does not answer",
+            ]
+        );
     }
 }

@@ -11,21 +11,22 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ebb_api::{PilotMode, PilotSight, VmName};
-use ebb_policy::pilot::{Decision, HostRule, Pilot, Stage, VmRule, VmSight};
+use ebb_api::{DecisionFigures, PilotAction, PilotMode, PilotSight, VmName};
+use ebb_policy::pilot::{Action, Decision, HostRule, Pilot, Stage, VmRule, VmSight};
 use ebb_policy::pressure::HostMemory;
 
 use self::act::{Act, Acts};
 use self::attach::Attacher;
 use super::apart::apart;
+use super::events::{EventLog, News};
 use super::registry::Daemon;
 use crate::system::host_memory::HostReader;
 
 pub use self::record::{PilotRecord, on_record};
-pub use self::status::{last_sight, rule, set, status};
+pub use self::status::{Glance, last_sight, rule, set, status};
 
 /// Interval between two looks.
 const EVERY: Duration = Duration::from_secs(1);
@@ -35,9 +36,11 @@ const DECISIONS_MOST: usize = 256;
 /// same VM is noted again after this time only.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// What is known of the pilot without waiting for it.
-#[derive(Default)]
-pub struct PilotState(Mutex<Known>);
+/// What is known of the pilot without waiting for it. It tells of decisions among the events.
+pub struct PilotState {
+    known: Mutex<Known>,
+    events: Arc<EventLog>,
+}
 
 #[derive(Default)]
 struct Known {
@@ -66,9 +69,14 @@ struct Noted {
 }
 
 impl PilotState {
+    /// A pilot that has not looked yet, and where it tells what it does.
+    pub fn new(events: &Arc<EventLog>) -> PilotState {
+        PilotState { known: Mutex::default(), events: Arc::clone(events) }
+    }
+
     fn known(&self) -> MutexGuard<'_, Known> {
         // The state is whole between any two statements that change it.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn saw(&self, looked: Option<Looked>) {
@@ -94,7 +102,9 @@ impl PilotState {
         }
         let number = known.count;
         let (decision, outcome) = (decision.clone(), outcome.map(str::to_owned));
-        known.decisions.push_back(Noted { number, at: now, decision, outcome });
+        let noted = Noted { number, at: now, decision, outcome };
+        self.tell(&noted);
+        known.decisions.push_back(noted);
         Some(number)
     }
 
@@ -103,7 +113,29 @@ impl PilotState {
         let mut known = self.known();
         if let Some(noted) = known.decisions.iter_mut().find(|noted| noted.number == number) {
             noted.outcome = Some(outcome);
+            self.tell(noted);
         }
+    }
+
+    /// Tells of a decision of which something came.
+    fn tell(&self, noted: &Noted) {
+        let (vm, action) = (noted.decision.vm.parse().ok(), noted.decision.action.to_string());
+        if let Some(figures) = noted.figures() {
+            self.events.publish(vm.as_ref(), News::Decision(action, figures));
+        }
+    }
+}
+
+impl Noted {
+    /// What the event of this decision tells; none: nothing came of it yet.
+    fn figures(&self) -> Option<DecisionFigures> {
+        let (action, bytes, from_bytes, to_bytes) = match self.decision.action {
+            Action::Reclaim { bytes } => (PilotAction::Reclaim, Some(bytes), None, None),
+            Action::Limit { from, to } => (PilotAction::Limit, None, from, to),
+        };
+        let (number, why) = (self.number, self.decision.why.clone());
+        let outcome = self.outcome.clone()?;
+        Some(DecisionFigures { number, action, bytes, from_bytes, to_bytes, why, outcome })
     }
 }
 
@@ -217,6 +249,9 @@ impl Keeper {
         let before = std::mem::replace(&mut self.stage, self.pilot.stage());
         if before != self.stage {
             tracing::info!("the pilot: the host is {} now, was {before}: {memory}", self.stage);
+            let (from, to) = (status::name_of(before), status::name_of(self.stage));
+            let host = memory.to_string();
+            self.daemon.events().publish(None, News::Stage { from, to, host });
         }
     }
 

@@ -152,7 +152,8 @@ impl Coming {
     fn new(daemon: &Daemon, name: &VmName, share: Share) -> Answer<Coming> {
         let mut state = daemon.pool().state();
         let Some(bytes) = state.bytes else {
-            return Err(not_allowed("there is no pool: say how large it is, as in ebb pool 4G"));
+            let why = "there is no pool: say how large it is, as in ebb pool 4G";
+            return Err(ApiError::NotSet(why.into()));
         };
         if state.coming.contains_key(name) {
             return Err(ApiError::Unavailable(format!("{name} is being given a share: try again")));

@@ -9,11 +9,12 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use ebb_api::VmName;
+use ebb_api::{VmChange, VmName};
 use ebb_sys::private_dir;
 use tokio::time::sleep;
 
 use super::apart::apart_or_log;
+use super::events::News;
 use super::listing::{Listing, Stage};
 use super::registry::Daemon;
 use super::supervisor::Supervisor;
@@ -40,7 +41,8 @@ pub fn recover_all(daemon: &Daemon) -> io::Result<()> {
             Ok(Some(record)) => {
                 let is_stale = record.settings != daemon.site().settings;
                 stale = is_stale.then(|| record.swap.clone());
-                Some(Arc::new(Listing::new(&record, Stage::Recovering)))
+                let stage = Stage::Recovering;
+                Some(Arc::new(Listing::new(&name, &record, stage, daemon.events())))
             }
             Ok(None) => match running(&name, &directory) {
                 Some(process) => {
@@ -104,6 +106,7 @@ fn await_start(daemon: &Daemon, name: VmName, directory: PathBuf, process: VmPro
         loop {
             let is_on_record = !matches!(Record::load(&directory), Ok(None));
             if is_on_record {
+                daemon.events().publish(Some(&name), News::State(VmChange::Managed, None));
                 return Supervisor::of(&daemon, name).begin(Some(process));
             }
             if process.has_ended().unwrap_or(false) {

@@ -12,7 +12,9 @@ use std::thread::JoinHandle;
 use ebb_api::{Calibration, VmName, advice};
 use ebb_store::Table;
 
-use super::listing::Listing;
+use super::events::EventLog;
+use super::history::HistoryKeeper;
+use super::listing::{Listing, Stage};
 use super::pilot::{PilotRecord, PilotState};
 use super::pool::PoolRecord;
 use super::swap_dir::SwapDir;
@@ -50,10 +52,14 @@ pub struct Daemon {
     pilot: Arc<PilotState>,
     /// Measured speed of this host's tiers.
     calibrated: Arc<Calibrated>,
+    /// What the host and its VMs were like.
+    history: Arc<HistoryKeeper>,
     /// The table in which swap files tell each other what they take; none: there is no room for it.
     table: Option<Arc<Table>>,
     /// Whether the keys of swap files may be on a disk.
     keys_on_disk: bool,
+    /// What happens to VMs.
+    events: Arc<EventLog>,
 }
 
 /// What all VMs of a daemon share.
@@ -73,6 +79,8 @@ impl Daemon {
     pub fn new(site: Site, swap_dir: SwapDir, shared: SharedByVms, keys_on_disk: bool) -> Daemon {
         let SharedByVms { pool, pilot_record, calibrated, table } = shared;
         let (vms, clearing, ended) = (Arc::default(), Arc::default(), Arc::default());
+        let events = Arc::<EventLog>::default();
+        let history = HistoryKeeper::new(&site.log_dir);
         Daemon {
             site,
             swap_dir,
@@ -81,11 +89,23 @@ impl Daemon {
             ended,
             pool,
             pilot_record,
-            pilot: Arc::default(),
+            pilot: Arc::new(PilotState::new(&events)),
             calibrated,
+            history,
             table,
             keys_on_disk,
+            events,
         }
+    }
+
+    /// What happens to VMs.
+    pub fn events(&self) -> &Arc<EventLog> {
+        &self.events
+    }
+
+    /// What the host and its VMs were like.
+    pub(super) fn history(&self) -> &Arc<HistoryKeeper> {
+        &self.history
     }
 
     /// The pilot's settings.
@@ -141,11 +161,12 @@ impl Daemon {
         self.vms().get(name).cloned().flatten()
     }
 
-    /// The listing of a VM, made if there is none.
-    pub fn listing(&self, name: &VmName, make: impl FnOnce() -> Listing) -> Arc<Listing> {
+    /// The listing of a VM on record, made if there is none: then it is at this stage.
+    pub fn listing(&self, name: &VmName, record: &Record, stage: Stage) -> Arc<Listing> {
         let mut vms = self.vms();
         let vm = vms.entry(name.clone()).or_default();
-        Arc::clone(vm.get_or_insert_with(|| Arc::new(make())))
+        let make = || Arc::new(Listing::new(name, record, stage, &self.events));
+        Arc::clone(vm.get_or_insert_with(make))
     }
 
     /// Whether the name is in use.

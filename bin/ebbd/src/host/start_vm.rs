@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use ebb_api::VmName;
+use ebb_api::{VmChange, VmName};
 
 use super::apart::{apart, apart_or_log};
+use super::events::News;
 use super::registry::{Daemon, Reserved};
 use super::supervisor::Supervisor;
 use super::vm_process::VmProcess;
@@ -25,12 +26,12 @@ pub async fn start(daemon: &Arc<Daemon>, name: VmName, work: Work) -> Answer<()>
 }
 
 async fn begin(daemon: &Daemon, name: VmName, work: Work) -> Answer<()> {
-    let again = match &work {
+    let (again, change) = match &work {
         Work::Attach(request) => {
             check_unmanaged(daemon, request.pid)?;
-            true
+            (true, VmChange::Attached)
         }
-        _ => false,
+        _ => (false, VmChange::Started),
     };
     let (of, asked) = (daemon.clone(), name.clone());
     let reserved = apart(move || of.reserve(&asked, again)).await;
@@ -38,6 +39,7 @@ async fn begin(daemon: &Daemon, name: VmName, work: Work) -> Answer<()> {
     reserved.hand_over();
     match VmProcess::start(daemon.task(&name, work), false).await {
         Ok((process, TaskResult::Managed)) => {
+            daemon.events().publish(Some(&name), News::State(change, None));
             Supervisor::of(daemon, name).begin(Some(process));
             reserved.keep();
             Ok(())

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use axum::http::{Method, StatusCode};
-use ebb_api::VmName;
+use ebb_api::{VmChange, VmName};
 use tokio::time::{sleep, timeout};
 
 use super::apart::{apart, apart_or_log};
+use super::events::News;
 use super::link::{self, LinkError};
 use super::listing::{Listing, Stage};
 use super::registry::Daemon;
@@ -75,7 +76,7 @@ impl Supervisor {
     /// Lists the VM from now on, if it is on record.
     fn list(&self, stage: Stage) {
         if let Ok(Some(record)) = Record::load(&self.directory) {
-            self.daemon.listing(&self.name, || Listing::new(&record, stage));
+            self.daemon.listing(&self.name, &record, stage);
         }
     }
 
@@ -87,6 +88,9 @@ impl Supervisor {
                 Ok(Served::Ended) => return self.end().await,
                 Ok(Served::Died(why)) => {
                     tracing::warn!("{}: {why}: the next process recovers it", self.name);
+                    if let Some(listing) = self.daemon.listed(&self.name) {
+                        listing.lose_process(&why);
+                    }
                     why
                 }
                 Ok(Served::Failed(why)) => self.failed(why),
@@ -156,9 +160,7 @@ impl Supervisor {
     /// The listing of the VM, if the VM is on record.
     fn listing(&self) -> io::Result<Option<Arc<Listing>>> {
         let record = Record::load(&self.directory)?;
-        let make = |record: Record| {
-            self.daemon.listing(&self.name, || Listing::new(&record, Stage::Recovering))
-        };
+        let make = |record| self.daemon.listing(&self.name, &record, Stage::Recovering);
         Ok(record.map(make))
     }
 
@@ -172,9 +174,14 @@ impl Supervisor {
 
     async fn end(self) {
         let Supervisor { name, directory, daemon } = self;
-        if let Some(why) = last_words::take(&directory) {
-            daemon.note_end(&name, why);
+        let why = last_words::take(&directory);
+        if let Some(why) = &why {
+            daemon.note_end(&name, why.clone());
         }
+        // The record goes with QEMU, or by a detach.
+        let lives = daemon.listed(&name).is_some_and(|listing| listing.vmm_lives());
+        let change = if lives { VmChange::Detached } else { VmChange::Ended };
+        let events = Arc::clone(daemon.events());
         // Blocks for long: this looks through processes.
         let of = name.clone();
         let forget = move || {
@@ -183,6 +190,7 @@ impl Supervisor {
             cgroup::clear_left(false);
         };
         apart_or_log(&name, forget).await;
+        events.publish(Some(&name), News::State(change, why));
     }
 }
 

@@ -4,10 +4,11 @@ use std::fs;
 use std::path::Path;
 
 use axum::Router;
-use ebb_api::VmStatus;
+use ebb_api::{Event, VmStatus};
 use tokio::net::UnixListener;
 
-use super::listing::{Listing, Stage};
+use super::events::Filter;
+use super::listing::Stage;
 use super::pilot::PilotRecord;
 use super::pool::PoolRecord;
 use super::registry::{Daemon, SharedByVms};
@@ -46,8 +47,18 @@ pub fn status() -> VmStatus {
 pub fn publish(daemon: &Daemon, name: &str, status: VmStatus, piloted: Option<Piloted>) {
     let text = include_str!("../../../../fuzz/corpus/vm_json/whole");
     let record: Record = serde_json::from_str(text).unwrap();
-    let listing = daemon.listing(&name.parse().unwrap(), || Listing::new(&record, Stage::Managed));
+    let listing = daemon.listing(&name.parse().unwrap(), &record, Stage::Managed);
     listing.publish(VmFigures { number: 1, status, member: None, piloted });
+}
+
+/// All events that are kept.
+pub async fn events(daemon: &Daemon) -> Vec<Event> {
+    let reader = daemon.events().read(Filter::new(None, &[]), None, false);
+    let (mut reader, mut all) = (reader.unwrap(), Vec::new());
+    while let Some(event) = reader.next().await {
+        all.push(Event::clone(&event));
+    }
+    all
 }
 
 /// The socket of a VM's process.

@@ -5,7 +5,7 @@ use std::io;
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use ebb_api::{ApiErrorBody, BadRequest, VmName};
+use ebb_api::{ApiErrorBody, BadRequest, ErrorCode, VmName};
 use serde::{Deserialize, Serialize};
 
 use crate::support::privileges::want_of_descriptors;
@@ -17,6 +17,18 @@ pub enum ApiError {
     /// The request makes no sense.
     #[error(transparent)]
     Bad(#[from] BadRequest),
+    /// The request cannot be read: it is no JSON of that type, or has a wrong path or query.
+    #[error("{0}")]
+    Malformed(String),
+    /// The request's body is too long.
+    #[error("the request's body has more than {} MiB", .0 >> 20)]
+    TooLarge(usize),
+    /// There is no such path.
+    #[error("there is no path {0}")]
+    UnknownRoute(String),
+    /// The path exists, and does not have this method.
+    #[error("{1} has no method {0}")]
+    WrongMethod(String, String),
     /// No such VM.
     #[error("there is no VM {0}: ebb list shows those that are managed")]
     Unknown(VmName),
@@ -29,9 +41,21 @@ pub enum ApiError {
     /// This VM or this host does not allow it.
     #[error("{0}")]
     NotAllowed(String),
-    /// Not possible now.
+    /// It needs a guest that is trusted.
+    #[error("{0}")]
+    NotTrusted(String),
+    /// It is about something that was not set or turned on before.
+    #[error("{0}")]
+    NotSet(String),
+    /// So many streams are open already.
+    #[error("{0} streams of events are open already")]
+    TooMany(usize),
+    /// Not possible now; nothing was done.
     #[error("{0}")]
     Unavailable(String),
+    /// It may have been done, or may be done yet.
+    #[error("{0}")]
+    OutcomeUnknown(String),
     /// There is no room for a record that must be written first.
     #[error("{0}")]
     NoRoom(String),
@@ -48,6 +72,11 @@ pub fn not_allowed(error: impl std::fmt::Display) -> ApiError {
     ApiError::NotAllowed(error.to_string())
 }
 
+/// The refusal of what needs a trusted guest, with the reason why this one is not.
+pub fn not_trusted(why: impl std::fmt::Display) -> ApiError {
+    ApiError::NotTrusted(format!("the guest is not trusted: {why}"))
+}
+
 /// Maps an error of the daemon, and says what was being done.
 pub fn failed<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> ApiError {
     move |error| ApiError::Failed(format!("{what}: {error}"))
@@ -61,21 +90,65 @@ pub fn unsaved(what: &str) -> impl FnOnce(io::Error) -> ApiError {
     }
 }
 
+impl ApiError {
+    /// Why, for programs.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            ApiError::Bad(_) | ApiError::Malformed(_) => ErrorCode::BadRequest,
+            ApiError::TooLarge(_) => ErrorCode::TooLarge,
+            ApiError::UnknownRoute(_) => ErrorCode::UnknownRoute,
+            ApiError::WrongMethod(..) => ErrorCode::WrongMethod,
+            ApiError::Unknown(_) => ErrorCode::UnknownVm,
+            ApiError::Over(_) => ErrorCode::VmOver,
+            ApiError::Taken(_) => ErrorCode::Taken,
+            ApiError::NotAllowed(_) => ErrorCode::NotAllowed,
+            ApiError::NotTrusted(_) => ErrorCode::NotTrusted,
+            ApiError::NotSet(_) => ErrorCode::NotSet,
+            ApiError::TooMany(_) => ErrorCode::TooMany,
+            ApiError::Unavailable(_) => ErrorCode::Unavailable,
+            ApiError::OutcomeUnknown(_) => ErrorCode::OutcomeUnknown,
+            ApiError::NoRoom(_) => ErrorCode::NoRoom,
+            ApiError::Failed(_) => ErrorCode::Failed,
+        }
+    }
+
+    /// What to do; none: the text says it, or nothing can be done.
+    fn hint(&self) -> Option<&'static str> {
+        Some(match self {
+            ApiError::Malformed(_) | ApiError::UnknownRoute(_) | ApiError::WrongMethod(..) => {
+                "GET /v1/openapi.json describes all requests of this release"
+            }
+            ApiError::Over(_) => "ebb list shows the VMs that are managed",
+            ApiError::NotTrusted(_) => "ebb status shows once the guest is trusted",
+            ApiError::TooMany(_) => "close one of them",
+            // Most texts say that it is tried again, or that the client is to do so.
+            ApiError::Unavailable(why) if !why.contains("again") => {
+                "nothing was done: try again in a while"
+            }
+            ApiError::NoRoom(_) => "make room there, and try again",
+            ApiError::Failed(_) => "ebbd's log may say more",
+            _ => return None,
+        })
+    }
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let status = match self {
-            ApiError::Bad(_) => StatusCode::BAD_REQUEST,
-            ApiError::Unknown(_) | ApiError::Over(_) => StatusCode::NOT_FOUND,
-            ApiError::Taken(_) => StatusCode::CONFLICT,
-            ApiError::NotAllowed(_) => StatusCode::UNPROCESSABLE_ENTITY,
-            ApiError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
-            ApiError::NoRoom(_) => StatusCode::INSUFFICIENT_STORAGE,
-            ApiError::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
-        };
-        let why = self.to_string();
+        let (code, hint, why) = (self.code(), self.hint(), self.to_string());
         let advice = want_of_descriptors(&why).map(|line| format!(": {line}"));
-        (status, Json(ApiErrorBody { error: why + &advice.unwrap_or_default() })).into_response()
+        let error = why + &advice.unwrap_or_default();
+        let body = ApiErrorBody { code: Some(code), error, hint: hint.map(str::to_owned) };
+        let status = StatusCode::from_u16(code.status());
+        refuse(status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), body)
     }
+}
+
+/// The answer to a request that is refused. The body is among the answer's extensions, too: there
+/// `ebbd` reads what it tells of refusals.
+pub fn refuse(status: StatusCode, body: ApiErrorBody) -> Response {
+    let mut response = (status, Json(&body)).into_response();
+    response.extensions_mut().insert(body);
+    response
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ pub fn of(status: &VmStatus) -> VmSummary {
 }
 
 /// Why the guest waits for room, if it does.
-fn waits(limit: &LimitStatus) -> Option<String> {
+pub fn waits(limit: &LimitStatus) -> Option<String> {
     limit.stuck.clone().filter(|_| limit.waits)
 }
 

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 /// Longest wait, at the end, for requests under way. A client may send only a part of one.
-const GRACE: Duration = Duration::from_secs(5);
+pub const GRACE: Duration = Duration::from_secs(5);
 
 /// Serves until `ended`, and then until all requests under way are answered: 5 s at most, and only
 /// until `at_once`.

@@ -3,18 +3,23 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post, put};
 use axum::{Json, Router};
 use ebb_api::{
-    AttachRequest, Calibration, PilotRequest, PilotSight, PilotStatus, PoolRequest, PoolStatus,
-    RuleRequest, RunRequest, ShareRequest, Version, VmName, VmSummary, route,
+    AttachRequest, Calibration, History, HistoryQuery, PilotRequest, PilotSight, PilotStatus,
+    PoolRequest, PoolStatus, RuleRequest, RunRequest, ShareRequest, Top, Version, VmName,
+    VmSummary, route,
 };
 
+use super::events;
+use super::extract::{Asked, Body, Named, unknown_route, wrong_method};
+use super::refusals::{self, about};
 use crate::host::registry::Daemon;
-use crate::host::{apart, asking, pilot, pool_keeper, start_vm};
-use crate::model::api_error::{Answer, failed, not_allowed};
+use crate::host::{apart, asking, history, pilot, pool_keeper, start_vm, top};
+use crate::model::api_error::{Answer, ApiError, failed};
 use crate::model::task::Work;
 
 /// All routes.
@@ -30,11 +35,19 @@ pub fn router(daemon: Daemon) -> Router {
         .route(route::POOL, get(show_pool).put(set_pool))
         .route(route::PILOT, get(show_pilot).put(set_pilot))
         .route(route::PILOT_SIGHT, get(pilot_sight))
+        .route(route::TOP, get(show_top))
+        .route(route::HISTORY, get(show_history))
         .route(route::RULE, put(set_rule))
         .route(route::CALIBRATION, get(calibration).post(calibrate))
+        .route(route::EVENTS, get(events::events))
         .route(route::OPENAPI, get(|| async { Json(ebb_api::document()) }));
     let router = vms.into_iter().fold(router, |router, route| router.route(route, any(forward)));
-    router.with_state(Arc::new(daemon))
+    let daemon = Arc::new(daemon);
+    router
+        .fallback(unknown_route)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn_with_state(Arc::clone(&daemon), refusals::publish))
+        .with_state(daemon)
 }
 
 type DaemonState = State<Arc<Daemon>>;
@@ -52,25 +65,30 @@ async fn list(State(daemon): DaemonState) -> Json<Vec<VmSummary>> {
     Json(daemon.listings().iter().map(|(_, listing)| listing.summary()).collect())
 }
 
-async fn run(State(daemon): DaemonState, Json(request): Json<RunRequest>) -> Answer<Response> {
+async fn run(State(daemon): DaemonState, Body(request): Body<RunRequest>) -> Response {
     let name = request.name.clone();
-    start_vm::start(&daemon, name.clone(), Work::Run(Box::new(request))).await?;
-    asking::current(&daemon, &name).await
+    let work = Work::Run(Box::new(request));
+    about(&name, started(&daemon, &name, work).await)
 }
 
-async fn attach(
-    State(daemon): DaemonState,
-    Json(request): Json<AttachRequest>,
-) -> Answer<Response> {
-    request.check()?;
+async fn attach(State(daemon): DaemonState, Body(request): Body<AttachRequest>) -> Response {
     let name = request.name.clone();
-    start_vm::start(&daemon, name.clone(), Work::Attach(request)).await?;
-    asking::current(&daemon, &name).await
+    let answer = match request.check() {
+        Ok(()) => started(&daemon, &name, Work::Attach(request)).await,
+        Err(bad) => Err(bad.into()),
+    };
+    about(&name, answer)
+}
+
+/// Has a VM managed, and returns its status.
+async fn started(daemon: &Arc<Daemon>, name: &VmName, work: Work) -> Answer<Response> {
+    start_vm::start(daemon, name.clone(), work).await?;
+    asking::current(daemon, name).await
 }
 
 async fn show(
     State(daemon): DaemonState,
-    Path(name): Path<VmName>,
+    Named(name): Named,
     request: Request,
 ) -> Answer<Response> {
     asking::show(&daemon, &name, request).await
@@ -78,7 +96,7 @@ async fn show(
 
 async fn detach(
     State(daemon): DaemonState,
-    Path(name): Path<VmName>,
+    Named(name): Named,
     request: Request,
 ) -> Answer<Response> {
     asking::detach(&daemon, &name, request).await
@@ -86,7 +104,7 @@ async fn detach(
 
 async fn forward(
     State(daemon): DaemonState,
-    Path(name): Path<VmName>,
+    Named(name): Named,
     request: Request,
 ) -> Answer<Response> {
     asking::forward(&daemon, &name, request).await.map(IntoResponse::into_response)
@@ -94,15 +112,15 @@ async fn forward(
 
 async fn share(
     State(daemon): DaemonState,
-    Path(name): Path<VmName>,
-    Json(request): Json<ShareRequest>,
+    Named(name): Named,
+    Body(request): Body<ShareRequest>,
 ) -> Answer<Response> {
     pool_keeper::share(&daemon, &name, request).await
 }
 
 async fn set_pool(
     State(daemon): DaemonState,
-    Json(request): Json<PoolRequest>,
+    Body(request): Body<PoolRequest>,
 ) -> Answer<Json<PoolStatus>> {
     pool_keeper::set(&daemon, request).map(Json)
 }
@@ -113,7 +131,7 @@ async fn show_pool(State(daemon): DaemonState) -> Answer<Json<PoolStatus>> {
 
 async fn set_pilot(
     State(daemon): DaemonState,
-    Json(request): Json<PilotRequest>,
+    Body(request): Body<PilotRequest>,
 ) -> Answer<Json<PilotStatus>> {
     pilot::set(&daemon, &request).map(Json)
 }
@@ -126,10 +144,21 @@ async fn pilot_sight(State(daemon): DaemonState) -> Answer<Json<PilotSight>> {
     pilot::last_sight(&daemon).map(Json)
 }
 
+async fn show_top(State(daemon): DaemonState) -> Answer<Json<Top>> {
+    apart(&daemon, top::now).await.map(Json)
+}
+
+async fn show_history(
+    State(daemon): DaemonState,
+    Asked(query): Asked<HistoryQuery>,
+) -> Answer<Json<History>> {
+    apart(&daemon, move |daemon| history::tell(daemon, &query)).await.map(Json)
+}
+
 async fn set_rule(
     State(daemon): DaemonState,
-    Path(name): Path<VmName>,
-    Json(request): Json<RuleRequest>,
+    Named(name): Named,
+    Body(request): Body<RuleRequest>,
 ) -> Answer<Json<PilotStatus>> {
     pilot::rule(&daemon, &name, &request).map(Json)
 }
@@ -140,7 +169,8 @@ async fn calibrate(State(daemon): DaemonState) -> Answer<Json<Calibration>> {
 
 async fn calibration(State(daemon): DaemonState) -> Answer<Json<Calibration>> {
     let last = apart(&daemon, |daemon| Ok(daemon.calibrated().last())).await?;
-    last.map(Json).ok_or_else(|| not_allowed("nothing was measured yet: ebb calibrate does it"))
+    let unmeasured = || ApiError::NotSet("nothing was measured yet: ebb calibrate does it".into());
+    last.map(Json).ok_or_else(unmeasured)
 }
 
 /// Runs work that takes long, away from the threads that answer requests.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use super::extract::{Asked, Body, unknown_route, wrong_method};
 use crate::model::api_error::{Answer, ApiError};
 use crate::model::figures::{VmFigures, millis, slow};
 use crate::model::host_pressure::PressureNotice;
@@ -86,6 +87,8 @@ pub fn router(vm: Vm) -> Router {
         .route(PILOT_LIMIT, put(pilot_limit))
         .route(PILOT_RECLAIM, post(pilot_reclaim))
         .route(HOST_PRESSURE, put(hear_of_host))
+        .fallback(unknown_route)
+        .method_not_allowed_fallback(wrong_method)
         .with_state(Arc::new(vm))
 }
 
@@ -123,7 +126,7 @@ impl Vm {
             let before = std::mem::replace(&mut count, (self.progress)());
             looks = if count == before { looks + 1 } else { 0 };
         }
-        Err(ApiError::Unavailable(format!(
+        Err(ApiError::OutcomeUnknown(format!(
             "the worker of {name} has made no progress for {LOOKS_MOST} s: ebb status {name} shows \
              whether it goes on; if not, end its process, and the next one recovers the VM: kill -9 \
              {}",
@@ -171,7 +174,7 @@ impl Vm {
     }
 }
 
-async fn show(State(vm): VmState, Query(query): Query<StatusQuery>) -> Answer<Json<VmStatus>> {
+async fn show(State(vm): VmState, Asked(query): Asked<StatusQuery>) -> Answer<Json<VmStatus>> {
     if let Some(left) = (vm.detaching)() {
         return vm.with_left(left).map(Json);
     }
@@ -188,29 +191,29 @@ async fn detach(State(vm): VmState) -> Answer<Json<DetachReport>> {
 
 async fn reclaim(
     State(vm): VmState,
-    Json(request): Json<ReclaimRequest>,
+    Body(request): Body<ReclaimRequest>,
 ) -> Answer<Json<ReclaimReport>> {
     vm.ask(|to| Command::Reclaim(request, Which::All, to)).await.map(Json)
 }
 
 async fn pilot_reclaim(
     State(vm): VmState,
-    Json(request): Json<ReclaimRequest>,
+    Body(request): Body<ReclaimRequest>,
 ) -> Answer<Json<ReclaimReport>> {
     vm.ask(|to| Command::Reclaim(request, Which::Lasting, to)).await.map(Json)
 }
 
-async fn auto(State(vm): VmState, Json(request): Json<AutoRequest>) -> Answer<Json<AutoStatus>> {
+async fn auto(State(vm): VmState, Body(request): Body<AutoRequest>) -> Answer<Json<AutoStatus>> {
     vm.ask(|to| Command::Auto(request, to)).await.map(Json)
 }
 
-async fn limit(State(vm): VmState, Json(request): Json<LimitRequest>) -> Answer<Json<LimitStatus>> {
+async fn limit(State(vm): VmState, Body(request): Body<LimitRequest>) -> Answer<Json<LimitStatus>> {
     vm.ask(|to| Command::Limit(request, to)).await.map(Json)
 }
 
 async fn resize(
     State(vm): VmState,
-    Json(request): Json<ResizeRequest>,
+    Body(request): Body<ResizeRequest>,
 ) -> Answer<Json<ResizeReport>> {
     vm.ask(|to| Command::Resize(request, to)).await.map(Json)
 }
@@ -219,11 +222,11 @@ async fn size(State(vm): VmState) -> Answer<Json<ResizeReport>> {
     vm.ask(Command::Size).await.map(Json)
 }
 
-async fn evict(State(vm): VmState, Json(request): Json<EvictRequest>) -> Answer<Json<EvictReport>> {
+async fn evict(State(vm): VmState, Body(request): Body<EvictRequest>) -> Answer<Json<EvictReport>> {
     vm.ask(|to| Command::Evict(request, to)).await.map(Json)
 }
 
-async fn monitor(State(vm): VmState, Json(request): Json<HeatRequest>) -> Answer<Json<HeatReport>> {
+async fn monitor(State(vm): VmState, Body(request): Body<HeatRequest>) -> Answer<Json<HeatReport>> {
     vm.ask(|to| Command::Monitor(request, to)).await.map(Json)
 }
 
@@ -231,7 +234,7 @@ async fn heat(State(vm): VmState) -> Answer<Json<HeatReport>> {
     vm.ask(Command::Heat).await.map(Json)
 }
 
-async fn share(State(vm): VmState, Json(share): Json<Option<Share>>) -> Answer<Json<VmFigures>> {
+async fn share(State(vm): VmState, Body(share): Body<Option<Share>>) -> Answer<Json<VmFigures>> {
     vm.ask(|to| Command::Share(share, to)).await?;
     // The worker published before it answered.
     vm.newest()
@@ -239,7 +242,7 @@ async fn share(State(vm): VmState, Json(share): Json<Option<Share>>) -> Answer<J
 
 async fn allow(
     State(vm): VmState,
-    Json(limit_bytes): Json<Option<u64>>,
+    Body(limit_bytes): Body<Option<u64>>,
 ) -> Answer<Json<VmFigures>> {
     vm.ask(|to| Command::Allow(limit_bytes, to)).await?;
     vm.newest()
@@ -247,17 +250,17 @@ async fn allow(
 
 async fn pilot_limit(
     State(vm): VmState,
-    Json(limit_bytes): Json<Option<u64>>,
+    Body(limit_bytes): Body<Option<u64>>,
 ) -> Answer<Json<VmFigures>> {
     vm.ask(|to| Command::PilotLimit(limit_bytes, to)).await?;
     vm.newest()
 }
 
-async fn hear_of_host(State(vm): VmState, Json(notice): Json<PressureNotice>) -> Answer<Json<u64>> {
+async fn hear_of_host(State(vm): VmState, Body(notice): Body<PressureNotice>) -> Answer<Json<u64>> {
     vm.ask(|to| Command::HostPressure(notice, to)).await.map(Json)
 }
 
-async fn figures(State(vm): VmState, Query(Since { after }): Query<Since>) -> Response {
+async fn figures(State(vm): VmState, Asked(Since { after }): Asked<Since>) -> Response {
     let mut changes = vm.latest.clone();
     let began = Instant::now();
     loop {
@@ -281,7 +284,10 @@ mod tests {
     use std::sync::Mutex;
     use std::sync::mpsc::channel;
 
+    use ebb_api::ErrorCode;
+
     use super::*;
+    use crate::rest::testing::Served;
     use crate::vm::publisher::Publisher;
 
     const SOON: Duration = Duration::from_millis(1);
@@ -295,13 +301,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn every_refusal_has_one_shape() {
+        let served = Served::new(router(vm(|| 0)));
+        for (line, body, code) in [
+            ("GET /v1/nothing", "", ErrorCode::UnknownRoute),
+            ("POST /v1/vms/web/limit", "", ErrorCode::WrongMethod),
+            ("PUT /v1/vms/web/limit", r#"{"bytes": -1}"#, ErrorCode::BadRequest),
+            ("GET /v1/vms/web?counts=maybe", "", ErrorCode::BadRequest),
+            ("POST /v1/vms/web/reclaim", "{}", ErrorCode::VmOver),
+        ] {
+            let (status, refused) = served.refused(line, body).await;
+            assert_eq!((status, refused.code), (code.status(), Some(code)), "{line}: {refused:?}");
+        }
+    }
+
+    #[tokio::test]
     async fn a_status_during_a_detach_tells_what_is_left() {
         let (mut publisher, latest) = Publisher::new();
         let text = include_str!("../../../ebb/tests/cli/status.json");
         publisher.publish(serde_json::from_str(text).expect("a status"), None, None);
         let left = YetToReturn { saved_bytes: 7 << 20, on_disk_bytes: 5 << 20 };
         let vm = Vm { detaching: Box::new(move || Some(left)), latest, ..vm(|| 0) };
-        let query = Query(StatusQuery { counts: true });
+        let query = Asked(StatusQuery { counts: true });
         let Json(status) = show(State(Arc::new(vm)), query).await.expect("a status");
         assert_eq!((status.limit.saved_bytes, status.limit.on_disk_bytes), (7 << 20, 5 << 20));
         assert!(status.state_reason.is_some_and(|why| why.contains("being detached")));

@@ -31,6 +31,17 @@ pub fn totals() -> Vec<(String, u64)> {
     iter::once(("the host".to_owned(), host_bytes)).chain(groups).collect()
 }
 
+/// What the host has now, for people: the time in which tasks wait is the kernel's average of 10 s.
+///
+/// # Errors
+/// Those of reading `/proc/meminfo`.
+pub fn glance() -> io::Result<HostMemory> {
+    let MemInfo { total_bytes, available_bytes } = MemInfo::read()?;
+    let host = Budget { name: "host".into(), total_bytes, available_bytes };
+    let groups = VmGroups::find().budgets(total_bytes);
+    Ok(HostMemory { host, groups, stall_permille: psi::some_permille().ok() })
+}
+
 /// Reads the host's memory.
 pub struct HostReader {
     groups: VmGroups,

@@ -26,7 +26,7 @@ use self::gap::{Gap, PIECE_HUGE, fragmentation, what_it_needs};
 use self::pass::{nothing_more, take};
 use self::reserve::Reserve;
 use self::shrink::Shrink;
-use crate::model::api_error::{Answer, not_allowed};
+use crate::model::api_error::{Answer, not_allowed, not_trusted};
 use crate::support::nanoseconds::nanoseconds;
 use crate::vm::context::VmContext;
 use crate::vm::context::liveness::End;
@@ -88,7 +88,7 @@ impl SharedAllocator {
             return Ok(Arc::clone(shared));
         }
         let zones = cx.guest.guest().map(|guest| guest.llfree().to_vec());
-        let zones = zones.map_err(|why| not_allowed(format!("the guest is not trusted: {why}")))?;
+        let zones = zones.map_err(not_trusted)?;
         let shared = self.share_with(cx, &zones);
         self.refused = shared.as_ref().err().map(ToString::to_string);
         shared

@@ -18,7 +18,7 @@ use super::context::VmContext;
 use super::context::kernel::Kernel;
 use super::context::liveness::End;
 use super::context::mailbox::Which;
-use crate::model::api_error::{Answer, not_allowed};
+use crate::model::api_error::{Answer, not_allowed, not_trusted};
 use crate::model::host_pressure::PressureNotice;
 use crate::system::host_memory;
 
@@ -59,7 +59,7 @@ impl Reclaim {
         let why = cx.guest.kernel().err().unwrap_or_default();
         match is_trusted {
             true => Ok(()),
-            false => Err(not_allowed(format!("the guest is not trusted: {why}"))),
+            false => Err(not_trusted(why)),
         }
     }
 

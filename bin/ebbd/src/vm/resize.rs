@@ -112,7 +112,7 @@ impl Resize {
         let plan = plan.and_then(|plan| plan.check_drivers(&parts).map(|()| plan));
         let plan = plan.map_err(|refusal| match cx.guest.guest() {
             Err(why) if is_about_the_guest(&refusal) => {
-                not_allowed(format!("{refusal}; the guest is not trusted: {why}"))
+                ApiError::NotTrusted(format!("{refusal}; the guest is not trusted: {why}"))
             }
             _ => not_allowed(refusal),
         })?;

@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_api::{
-    Backing, FaultCounts, FaultTimes, GuestStatus, LimitStatus, Mode, State as ApiState, VmStatus,
-    advice,
+    Backing, FaultCounts, FaultTimes, GuestStatus, LimitStatus, Mode, SizeStatus,
+    State as ApiState, VmStatus, advice,
 };
 use ebb_inspect::FrameCounts;
 use ebb_pager::Pager;
@@ -19,6 +19,7 @@ use super::context::kernel::Kernel;
 use super::devices::Devices;
 use super::hyperalloc::SharedAllocator;
 use super::limit::{Limit, in_flight};
+use super::parts::{self, Counted};
 use super::reclaim::Reclaim;
 use super::resize::Resize;
 use super::tiering::Tiering;
@@ -70,6 +71,16 @@ pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
         ),
     };
     let shared_size = hyperalloc.shared_size();
+    let size = resize.status(cx, &shared_size);
+    let limit = limit(knowing);
+    let guest_free_bytes =
+        { cx.guest.guest().ok() }.and_then(|guest| guest.free_bytes(&pager.view()));
+    let counted = Counted {
+        memory: memory_bytes,
+        resident: resident_bytes,
+        free: guest_free_bytes,
+        ..counted_of(&limit, &size)
+    };
     let (mechanism, mechanism_reason) =
         hyperalloc.mechanism(cx).unwrap_or_else(|| reclaim.mechanism(cx));
     Ok(VmStatus {
@@ -94,31 +105,50 @@ pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
         memory_bytes,
         unplugged_bytes: record.unplugged_bytes(),
         resident_bytes,
+        parts: Some(parts::of(counted)),
         emptied_bytes,
-        guest_free_bytes: { cx.guest.guest().ok() }
-            .and_then(|guest| guest.free_bytes(&pager.view())),
+        guest_free_bytes,
         guest: guest(cx.guest.kernel(), pager, counts),
-        faults: FaultCounts {
-            missing: read(&pager.counters().missing),
-            metadata: read(&pager.counters().metadata),
-            spurious: read(&pager.counters().spurious),
-            early: read(&pager.counters().early),
-        },
-        fault_ns: FaultTimes {
-            p50: pager.counters().fault.percentile_ns(50),
-            p99: pager.counters().fault.percentile_ns(99),
-        },
+        faults: faults(pager),
+        fault_ns: fault_times(pager),
         reclaimed_total_bytes: totals.reclaimed_bytes,
         returned_total_bytes,
         auto: reclaim.auto_status(cx),
-        limit: limit(knowing),
-        size: resize.status(cx, &shared_size),
+        limit,
+        size,
         balloon: resize.balloon_status(cx),
         tier: tiering.status(cx, knowing.limit.active_bytes()),
         sharing: hyperalloc.status(cx),
         disks: cx.disks.counts(),
         warnings: warnings(knowing),
     })
+}
+
+/// Returns what the limit and the size tell of where the memory is.
+fn counted_of(limit: &LimitStatus, size: &SizeStatus) -> Counted {
+    Counted {
+        saved: limit.saved_bytes,
+        compressed: limit.compressed_pages.saturating_mul(FRAME_BYTES),
+        disk_backed: limit.on_disk_bytes,
+        withheld: size.ballooned_bytes.saturating_add(size.hard_bytes),
+        ..Counted::default()
+    }
+}
+
+fn fault_times(pager: &Pager) -> FaultTimes {
+    let fault = &pager.counters().fault;
+    FaultTimes { p50: fault.percentile_ns(50), p99: fault.percentile_ns(99) }
+}
+
+fn faults(pager: &Pager) -> FaultCounts {
+    let counters = pager.counters();
+    let read = |counter: &AtomicU64| counter.load(Relaxed);
+    FaultCounts {
+        missing: read(&counters.missing),
+        metadata: read(&counters.metadata),
+        spurious: read(&counters.spurious),
+        early: read(&counters.early),
+    }
 }
 
 /// Returns the limit on resident memory, and what eviction did.

@@ -33,6 +33,13 @@ pub const MIN_ORDER_LEAST: u8 = 6;
 #[error("{0}")]
 pub struct BadRequest(pub(super) String);
 
+impl BadRequest {
+    /// A request that makes no sense for this reason.
+    pub(crate) fn of(why: impl ToString) -> BadRequest {
+        BadRequest(why.to_string())
+    }
+}
+
 pub(crate) fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), BadRequest> {
     if holds { Ok(()) } else { Err(BadRequest(otherwise())) }
 }

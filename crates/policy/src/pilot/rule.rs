@@ -74,6 +74,11 @@ impl Class {
         }
     }
 
+    /// Whether a VM's limit is too low, by the evicted memory that came back to it in a second.
+    pub fn misses_memory(self, resident_bytes: u64, refaulted_bytes: u64) -> bool {
+        refaulted_bytes > resident_bytes / self.refault_part()
+    }
+
     /// Evicted memory may come back in a second up to this part of what is resident, before the
     /// limit counts as too low.
     pub(super) fn refault_part(self) -> u64 {

@@ -172,6 +172,6 @@ async fn send(
     let reply = ask(daemon, name, method, uri, body.into()).await?;
     match reply.status.is_success() {
         true => Ok(reply),
-        false => Err(ApiError::Failed(reply.refusal())),
+        false => Err(ApiError::Failed(reply.refusal().error)),
     }
 }

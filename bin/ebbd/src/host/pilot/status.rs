@@ -3,15 +3,17 @@
 use std::time::Instant;
 
 use ebb_api::{
-    PilotDecision, PilotRequest, PilotSight, PilotStage, PilotStatus, PilotVm, RuleRequest, VmName,
+    PilotDecision, PilotMode, PilotRequest, PilotSight, PilotStage, PilotStatus, PilotVm,
+    RuleRequest, VmClass, VmName,
 };
-use ebb_policy::pilot::Stage;
+use ebb_policy::pilot::{Class, Stage};
+use ebb_policy::pressure::Below;
 use ebb_units::Bytes;
 
-use super::record::Settings;
+use super::record::{Rule, Settings};
 use super::{Known, Noted};
 use crate::host::registry::Daemon;
-use crate::model::api_error::{Answer, not_allowed, unsaved};
+use crate::model::api_error::{Answer, ApiError, not_allowed, unsaved};
 use crate::model::figures::millis;
 use crate::model::piloted::Piloted;
 use crate::system::host_memory;
@@ -102,6 +104,42 @@ pub fn status(daemon: &Daemon) -> PilotStatus {
     }
 }
 
+/// The pilot's settings and the host's stage, for those who show all VMs.
+pub struct Glance {
+    /// What the pilot does.
+    pub mode: PilotMode,
+    /// Memory that is to stay available on the host.
+    pub reserve: Below,
+    /// How short of memory the host is; none: the pilot is off, or has not looked yet.
+    pub stage: Option<PilotStage>,
+    settings: Settings,
+}
+
+/// The part of a VM's rule that those show.
+pub struct GlanceRule {
+    /// How much the VM's speed matters.
+    pub class: VmClass,
+    /// Whether the pilot leaves it as it is.
+    pub hold: bool,
+    /// The class as the policy has it.
+    pub policy: Class,
+}
+
+impl Glance {
+    /// The pilot now.
+    pub fn of(daemon: &Daemon) -> Glance {
+        let settings = daemon.pilot_record().settings();
+        let stage = daemon.pilot().known().last.as_ref().map(|last| name_of(last.stage));
+        Glance { mode: settings.mode, reserve: settings.reserve(), stage, settings }
+    }
+
+    /// The rule of a VM.
+    pub fn rule(&self, name: &VmName) -> GlanceRule {
+        let Rule { class, hold, .. } = self.settings.rule_of(name);
+        GlanceRule { class, hold, policy: self.settings.rule(name).class }
+    }
+}
+
 /// What the pilot saw in its last look.
 ///
 /// # Errors
@@ -110,7 +148,8 @@ pub fn last_sight(daemon: &Daemon) -> Answer<PilotSight> {
     let known = daemon.pilot().known();
     let sight = known.last.as_ref().map(|last| last.sight.clone());
     sight.ok_or_else(|| {
-        not_allowed("the pilot is off, or has just been turned on: ebb pilot dry-run lets it look")
+        let why = "the pilot is off, or has just been turned on: ebb pilot dry-run lets it look";
+        ApiError::NotSet(why.into())
     })
 }
 
@@ -146,7 +185,7 @@ fn decisions(known: &Known) -> Vec<PilotDecision> {
     known.decisions.iter().rev().take(SHOWN).filter_map(shown).collect()
 }
 
-fn name_of(stage: Stage) -> PilotStage {
+pub(super) fn name_of(stage: Stage) -> PilotStage {
     match stage {
         Stage::Ample => PilotStage::Ample,
         Stage::Tight => PilotStage::Tight,

@@ -126,6 +126,14 @@ async fn what_is_decided_is_done_and_on_record() {
     let limit = told(&mut keeper, &notes).await;
     assert!(matches!(&limit[..], [limit] if limit.starts_with("web: limit Some(")), "{limit:?}");
     assert_eq!(status(&daemon).decisions[0].outcome.as_deref(), Some("done"));
+    let events = testing::events(&daemon).await;
+    let [stage, reclaim, limit] = &events[..] else { panic!("{events:?}") };
+    assert!(stage.stage.is_some() && stage.text.contains("was ample"), "{stage:?}");
+    assert!(reclaim.text.starts_with("reclaim 1000 MiB of free memory ("), "{reclaim:?}");
+    assert!(reclaim.text.ends_with("): reclaimed 1000 MiB"), "{reclaim:?}");
+    let figures = limit.decision.as_ref().expect("a decision");
+    assert_eq!((figures.action, figures.from_bytes), (PilotAction::Limit, None));
+    assert!(figures.to_bytes.is_some() && figures.outcome == "done", "{limit:?}");
 }
 
 #[tokio::test]
@@ -145,6 +153,8 @@ async fn a_dry_run_decides_and_does_nothing() {
     assert_eq!(decisions.len(), 2, "each kind once: {decisions:?}");
     let outcomes = decisions.iter().map(|decision| decision.outcome.as_deref());
     assert!(outcomes.into_iter().all(|outcome| outcome == Some("not done: dry run")));
+    let events = testing::events(&daemon).await.into_iter();
+    assert_eq!(events.filter(|event| event.text.ends_with(": not done: dry run")).count(), 2);
 }
 
 #[tokio::test]

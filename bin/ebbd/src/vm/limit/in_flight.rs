@@ -3,7 +3,7 @@
 use ebb_units::Bytes;
 use ebb_vm::pinning::pinning_of;
 
-use crate::model::api_error::{Answer, failed, not_allowed};
+use crate::model::api_error::{Answer, ApiError, failed};
 use crate::support::open_files::OpenFiles;
 use crate::vm::context::VmContext;
 
@@ -22,7 +22,7 @@ pub fn may_tell_in_flight(cx: &VmContext, open: &mut OpenFiles) -> Answer<Option
     let why = open.of(process).and_then(|open| pinning_of(process, open));
     let why = why.map_err(failed("QEMU's descriptors"))?;
     match (why, cx.guest.guest()) {
-        (Some(why), Err(unknown)) => Err(not_allowed(format!(
+        (Some(why), Err(unknown)) => Err(ApiError::NotTrusted(format!(
             "{why}, and Ebb cannot tell which reads still write to memory that is to be evicted, \
              because the guest is not trusted ({unknown}): try again once it is, start QEMU with \
              cache=writeback, or give the disk by `ebb run --disk`"

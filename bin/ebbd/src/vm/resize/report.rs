@@ -7,7 +7,7 @@ use ebb_units::HUGE_BYTES;
 use super::parts::size_parts;
 use super::target::{api, target};
 use super::{Resize, blocked};
-use crate::model::api_error::{Answer, failed, not_allowed};
+use crate::model::api_error::{Answer, ApiError, failed};
 use crate::support::nanoseconds::nanoseconds;
 use crate::vm::context::VmContext;
 use crate::vm::context::capabilities::Capabilities;
@@ -33,7 +33,7 @@ impl Resize {
     /// No size was asked for.
     pub fn report(&self, cx: &VmContext, shared: &SharedSize) -> Answer<ResizeReport> {
         let (Some(target), Some(progress)) = (target(cx), &self.progress) else {
-            return Err(not_allowed("it has no target: set one with ebb resize"));
+            return Err(ApiError::NotSet("it has no target: set one with ebb resize".into()));
         };
         let parts = size_parts(cx, shared);
         let (bytes, state) = (parts.size_of(&target), self.state(cx, shared));

@@ -1,0 +1,153 @@
+//! History: what the host and its VMs were like, written down every 15 s. A history that cannot be
+//! written is a warning, and nothing else: no VM notices.
+
+mod merge;
+mod store;
+
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use ebb_api::{HISTORY_STEP_S, History, HistoryQuery, Top};
+use ebb_units::Bytes;
+use rustix::fs::statvfs;
+
+use self::merge::merge;
+use self::store::{Store, StoreError};
+use super::apart::apart;
+use super::registry::Daemon;
+use super::top;
+use crate::model::api_error::{Answer, not_allowed};
+
+/// The file in the logs' directory.
+const FILE: &str = "history.redb";
+/// Time from one look to the next. What is written down is what all of them saw.
+const EVERY: Duration = Duration::from_secs(5);
+
+/// History leaves so much of its file system to others: records of VMs may be there, too.
+const LEAST_FREE_BYTES: u64 = 64 << 20;
+
+/// The history of a daemon.
+pub struct HistoryKeeper {
+    path: PathBuf,
+    least_free_bytes: u64,
+    /// None: it is to be opened.
+    store: Mutex<Option<Box<Store>>>,
+}
+
+impl HistoryKeeper {
+    /// A history in this directory, which is made when it is needed.
+    pub fn new(directory: &Path) -> Arc<HistoryKeeper> {
+        Arc::new(HistoryKeeper {
+            path: directory.join(FILE),
+            least_free_bytes: LEAST_FREE_BYTES,
+            store: Mutex::default(),
+        })
+    }
+
+    /// Works with the file. After a failure it is opened anew the next time.
+    fn with<T>(&self, work: impl FnOnce(&mut Store) -> Result<T, StoreError>) -> Result<T, String> {
+        // Whoever panicked has left none.
+        let mut kept = self.store.lock().unwrap_or_else(PoisonError::into_inner);
+        let opened = kept.take().map_or_else(|| self.open(), Ok);
+        let done = opened.and_then(|mut store| work(&mut store).map(|done| (store, done)));
+        match done {
+            Ok((store, done)) => {
+                *kept = Some(store);
+                Ok(done)
+            }
+            Err(error) => Err(format!("{}: {error}", self.path.display())),
+        }
+    }
+
+    fn open(&self) -> Result<Box<Store>, StoreError> {
+        if let Some(directory) = self.path.parent() {
+            DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        }
+        Store::open(&self.path).map(Box::new)
+    }
+
+    /// Writes down what was seen.
+    fn add(&self, top: &Top) -> Result<(), String> {
+        let directory = self.path.parent().unwrap_or(&self.path);
+        // One that does not exist yet is made below.
+        if let Ok(found) = statvfs(directory) {
+            let free_bytes = found.f_bavail.saturating_mul(found.f_frsize);
+            if free_bytes < self.least_free_bytes {
+                let [free, least] = [free_bytes, self.least_free_bytes].map(Bytes);
+                return Err(format!(
+                    "{} has {free} left, and must keep {least}",
+                    directory.display()
+                ));
+            }
+        }
+        self.with(|store| store.add(top))
+    }
+
+    /// What is on record.
+    fn read(&self, query: &HistoryQuery) -> Answer<Vec<Top>> {
+        if !self.path.exists() {
+            return Ok(Vec::new());
+        }
+        let read = self.with(|store| store.read(query.from, query.to));
+        read.map_err(|why| not_allowed(format!("there is no history: {why}")))
+    }
+}
+
+/// Writes down what the host and its VMs are like.
+pub async fn keep(daemon: Daemon) {
+    let mut interval = tokio::time::interval(EVERY);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let (mut seen, mut before) = (Vec::new(), None);
+    loop {
+        interval.tick().await;
+        let looked = daemon.clone();
+        if let Ok(Ok(top)) = apart(move || top::now(&looked)).await {
+            seen.push(top);
+        }
+        if seen.len() < (HISTORY_STEP_S / EVERY.as_secs()) as usize {
+            continue;
+        }
+        let (history, all) = (Arc::clone(daemon.history()), std::mem::take(&mut seen));
+        let written = apart(move || merge(&all).map_or(Ok(()), |top| history.add(&top))).await;
+        let error = written.unwrap_or_else(|error| Err(error.to_string())).err();
+        if let Some(error) = error.as_ref().filter(|error| before.as_ref() != Some(*error)) {
+            tracing::warn!("history is not written down, and Ebb tries again: {error}");
+        }
+        before = error;
+    }
+}
+
+/// Tells what was written down. This may take long.
+///
+/// # Errors
+/// The query makes no sense, or there is no history.
+pub fn tell(daemon: &Daemon, query: &HistoryQuery) -> Answer<History> {
+    query.check()?;
+    let step_s = query.step_s();
+    let all = daemon.history().read(query)?.into_iter().map(|top| only(top, query));
+    let step = |top: &Top| (top.at_unix_ms / 1000).saturating_sub(query.from) / step_s;
+    let (mut points, mut group): (Vec<Top>, Vec<Top>) = (Vec::new(), Vec::new());
+    for top in all {
+        if group.last().is_some_and(|last| step(last) != step(&top)) {
+            points.extend(merge(&group));
+            group.clear();
+        }
+        group.push(top);
+    }
+    points.extend(merge(&group));
+    Ok(History { step_s, points })
+}
+
+/// The moment without the VMs that nobody asked for.
+fn only(mut top: Top, query: &HistoryQuery) -> Top {
+    if let Some(wanted) = &query.vm {
+        top.vms.retain(|vm| vm.name == *wanted);
+    }
+    top
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,227 @@
+//! The file of the history.
+//!
+//! ```text
+//! table `15 s`    second since 1970 (u64) -> moment       for a day
+//! table `5 min`   second since 1970 (u64) -> moment       for 90 days
+//!
+//! moment          JSON of `Top`, compressed by LZ4, its length before it (u32, little endian)
+//! ```
+//!
+//! Each moment is one transaction, so a process that is killed loses nothing that it has written.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use ebb_api::{HISTORY_LONG_S, HISTORY_LONG_STEP_S, HISTORY_S, Top};
+use redb::{Builder, Database, Error, ReadableTable, Table, TableDefinition};
+
+use super::merge::merge;
+
+type Moments = TableDefinition<'static, u64, &'static [u8]>;
+
+const SHORT: Moments = TableDefinition::new("15 s");
+const LONG: Moments = TableDefinition::new("5 min");
+/// Most bytes of all moments. The file may be twice as large.
+const MOST_BYTES: u64 = 64 << 20;
+/// Memory in which parts of the file are kept.
+const CACHE_BYTES: usize = 1 << 20;
+/// Longest JSON of a moment: some thousand VMs.
+const MOMENT_MOST_BYTES: usize = 16 << 20;
+/// Moments that are removed at once at most, where there are too many.
+const REMOVED_MOST: usize = 256;
+
+/// A history cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct StoreError(Box<redb::Error>);
+
+impl<E: Into<redb::Error>> From<E> for StoreError {
+    fn from(error: E) -> StoreError {
+        StoreError(Box::new(error.into()))
+    }
+}
+
+/// An open history.
+pub struct Store {
+    file: Database,
+    /// Bytes of all moments.
+    bytes: u64,
+    most_bytes: u64,
+}
+
+impl Store {
+    /// Opens the file, or makes it. A file that makes no sense gets another name, and a new one is
+    /// made.
+    ///
+    /// # Errors
+    /// Those of open(2) and read(2); another process has it open.
+    pub fn open(path: &Path) -> Result<Store, StoreError> {
+        match Store::try_open(path) {
+            Err(error) if makes_no_sense(&error) => {
+                let bad = bad_path(path);
+                tracing::warn!(
+                    "{} makes no sense ({error}): see {}",
+                    path.display(),
+                    bad.display()
+                );
+                fs::rename(path, bad)?;
+                Store::try_open(path)
+            }
+            opened => opened,
+        }
+    }
+
+    fn try_open(path: &Path) -> Result<Store, StoreError> {
+        let mut options = File::options();
+        let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = builder().create_file(options.open(path)?)?;
+        Store::new(file)
+    }
+
+    /// Opens a history that is kept elsewhere.
+    #[cfg(test)]
+    pub fn on(backend: impl redb::StorageBackend, most_bytes: u64) -> Result<Store, StoreError> {
+        let store = Store::new(builder().create_with_backend(backend)?)?;
+        Ok(Store { most_bytes, ..store })
+    }
+
+    fn new(file: Database) -> Result<Store, StoreError> {
+        let write = file.begin_write()?;
+        let mut bytes = 0;
+        for table in [SHORT, LONG] {
+            for moment in write.open_table(table)?.iter()? {
+                bytes += moment?.1.value().len() as u64;
+            }
+        }
+        write.commit()?;
+        Ok(Store { file, bytes, most_bytes: MOST_BYTES })
+    }
+
+    /// Adds a moment, and removes those that are too old, or too much.
+    ///
+    /// # Errors
+    /// Those of write(2). The store is of no use any more then.
+    pub fn add(&mut self, top: &Top) -> Result<(), StoreError> {
+        let now = top.at_unix_ms / 1000;
+        let write = self.file.begin_write()?;
+        let mut bytes = self.bytes;
+        {
+            let (mut short, mut long) = (write.open_table(SHORT)?, write.open_table(LONG)?);
+            insert(&mut short, top, &mut bytes)?;
+            let last = long.last()?.map_or(0, |(at, _)| at.value());
+            // The clock may have been set back.
+            if last > now || last / HISTORY_LONG_STEP_S < now / HISTORY_LONG_STEP_S {
+                let from = now.saturating_sub(HISTORY_LONG_STEP_S - 1);
+                let all = moments(&short, from, now)?;
+                if let Some(merged) = merge(&all) {
+                    insert(&mut long, &merged, &mut bytes)?;
+                }
+            }
+            remove_before(&mut short, now.saturating_sub(HISTORY_S), &mut bytes)?;
+            remove_before(&mut long, now.saturating_sub(HISTORY_LONG_S), &mut bytes)?;
+            for table in [&mut long, &mut short] {
+                while bytes > self.most_bytes && remove_first(table, &mut bytes)? {}
+            }
+        }
+        write.commit()?;
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    /// The moments from a second to another one, the latest last.
+    ///
+    /// # Errors
+    /// Those of read(2).
+    pub fn read(&self, from: u64, to: u64) -> Result<Vec<Top>, StoreError> {
+        let read = self.file.begin_read()?;
+        let short = read.open_table(SHORT)?;
+        let first = short.first()?.map_or(u64::MAX, |(at, _)| at.value());
+        let mut all = Vec::new();
+        if from < first {
+            all = moments(&read.open_table(LONG)?, from, to.min(first.saturating_sub(1)))?;
+        }
+        all.extend(moments(&short, from, to)?);
+        Ok(all)
+    }
+}
+
+fn builder() -> Builder {
+    let mut builder = Builder::new();
+    builder.set_cache_size(CACHE_BYTES);
+    builder
+}
+
+fn insert(table: &mut Table<'_, u64, &[u8]>, top: &Top, bytes: &mut u64) -> Result<(), StoreError> {
+    let text = serde_json::to_vec(top).map_err(io::Error::from)?;
+    let moment = lz4_flex::block::compress_prepend_size(&text);
+    *bytes += moment.len() as u64;
+    let before = table.insert(top.at_unix_ms / 1000, &moment[..])?;
+    *bytes -= before.map_or(0, |before| before.value().len() as u64);
+    Ok(())
+}
+
+/// The moments that make sense, from a second to another one.
+fn moments(
+    table: &impl ReadableTable<u64, &'static [u8]>,
+    from: u64,
+    to: u64,
+) -> Result<Vec<Top>, StoreError> {
+    let mut all = Vec::new();
+    if from <= to {
+        for moment in table.range(from..=to)? {
+            all.extend(moment_of(moment?.1.value()));
+        }
+    }
+    Ok(all)
+}
+
+/// Parses a moment. What is in the file may be of another release.
+fn moment_of(bytes: &[u8]) -> Option<Top> {
+    let (length, _) = lz4_flex::block::uncompressed_size(bytes).ok()?;
+    if length > MOMENT_MOST_BYTES {
+        return None;
+    }
+    let text = lz4_flex::block::decompress_size_prepended(bytes).ok()?;
+    serde_json::from_slice(&text).ok()
+}
+
+fn remove_before(
+    table: &mut Table<'_, u64, &[u8]>,
+    second: u64,
+    bytes: &mut u64,
+) -> Result<(), StoreError> {
+    for _ in 0..REMOVED_MOST {
+        let first = table.first()?.map(|(at, _)| at.value());
+        if first.is_none_or(|first| first >= second) {
+            break;
+        }
+        remove_first(table, bytes)?;
+    }
+    Ok(())
+}
+
+/// Removes the oldest moment. Returns whether there was one.
+fn remove_first(table: &mut Table<'_, u64, &[u8]>, bytes: &mut u64) -> Result<bool, StoreError> {
+    let Some((_, moment)) = table.pop_first()? else { return Ok(false) };
+    *bytes = bytes.saturating_sub(moment.value().len() as u64);
+    Ok(true)
+}
+
+/// Whether the file is not what a store has written.
+fn makes_no_sense(error: &StoreError) -> bool {
+    match &*error.0 {
+        Error::Corrupted(_) | Error::UpgradeRequired(_) | Error::TableTypeMismatch { .. } => true,
+        Error::Io(error) => {
+            matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
+        }
+        _ => false,
+    }
+}
+
+fn bad_path(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".bad");
+    name.into()
+}

@@ -1,0 +1,273 @@
+//! What is on record, what is left of it later, and what faults and deaths do to it.
+
+use std::io;
+use std::sync::Arc;
+
+use ebb_api::{HISTORY_LONG_STEP_S, HISTORY_S, MemoryParts, TopVm};
+use redb::StorageBackend;
+
+use super::*;
+use crate::host::swap_dir::SwapDir;
+use crate::host::testing;
+
+const DAY: u64 = 24 * 3600;
+const BEGIN: u64 = 1_795_874_400;
+
+/// A moment with a VM that has had so many faults.
+fn moment(second: u64, faults: u64) -> Top {
+    let run = tempfile::tempdir().unwrap();
+    let daemon = testing::daemon(run.path(), SwapDir::new(run.path(), None).unwrap());
+    testing::publish(&daemon, "web", testing::status(), None);
+    let mut top = top::now(&daemon).unwrap();
+    top.vms[0].faults_per_s = Some(faults);
+    Top { at_unix_ms: second * 1000, ..top }
+}
+
+fn at(top: &Top, second: u64) -> Top {
+    Top { at_unix_ms: second * 1000, ..top.clone() }
+}
+
+fn seconds(all: &[Top]) -> Vec<u64> {
+    all.iter().map(|top| top.at_unix_ms / 1000).collect()
+}
+
+/// A file in memory, of which each write and each change of its length is a step.
+#[derive(Clone, Default, Debug)]
+struct Image(Arc<Mutex<Steps>>);
+
+#[derive(Default, Debug)]
+struct Steps {
+    bytes: Vec<u8>,
+    count: u64,
+    /// After so many steps there is no room any more. 0: there always is.
+    room: u64,
+    /// What was in the file after some steps.
+    kept: Vec<Vec<u8>>,
+    keeps: bool,
+}
+
+impl Image {
+    fn step(&self, change: impl FnOnce(&mut Vec<u8>)) -> io::Result<()> {
+        let mut steps = self.0.lock().unwrap();
+        steps.count += 1;
+        if steps.room > 0 && steps.count > steps.room {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        change(&mut steps.bytes);
+        if steps.keeps {
+            let image = steps.bytes.clone();
+            steps.kept.push(image);
+        }
+        Ok(())
+    }
+
+    fn of(bytes: Vec<u8>) -> Image {
+        Image(Arc::new(Mutex::new(Steps { bytes, ..Steps::default() })))
+    }
+}
+
+impl StorageBackend for Image {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.lock().unwrap().bytes.len() as u64)
+    }
+
+    fn read(&self, offset: u64, len: usize) -> io::Result<Vec<u8>> {
+        let steps = self.0.lock().unwrap();
+        let part = steps.bytes.get(offset as usize..offset as usize + len);
+        part.map(<[u8]>::to_vec).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.step(|bytes| bytes.resize(len as usize, 0))
+    }
+
+    fn sync_data(&self, _: bool) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.step(|bytes| bytes[offset as usize..][..data.len()].copy_from_slice(data))
+    }
+}
+
+fn store(image: &Image) -> Store {
+    Store::on(image.clone(), u64::MAX).unwrap()
+}
+
+#[test]
+fn a_day_is_whole_and_older_days_have_a_moment_each_five_minutes() {
+    let (image, top) = (Image::default(), moment(BEGIN, 7));
+    let mut store = store(&image);
+    let all: Vec<u64> = (BEGIN..BEGIN + 2 * DAY).step_by(60).collect();
+    all.iter().for_each(|second| store.add(&at(&top, *second)).unwrap());
+    let last = *all.last().unwrap();
+    let found = seconds(&store.read(0, u64::MAX).unwrap());
+    let (old, new): (Vec<u64>, Vec<u64>) =
+        found.into_iter().partition(|second| *second < last - HISTORY_S);
+    assert_eq!(new, all[all.len() - new.len()..]);
+    assert_eq!(new.len() as u64, HISTORY_S / 60 + 1);
+    assert!(old.windows(2).all(|pair| pair[1] - pair[0] == HISTORY_LONG_STEP_S), "{old:?}");
+    assert_eq!(old.first(), Some(&BEGIN));
+    // A part of it.
+    assert_eq!(seconds(&store.read(last - 60, last).unwrap()), [last - 60, last]);
+    assert!(store.read(last + 1, u64::MAX).unwrap().is_empty());
+    assert!(store.read(5, 4).unwrap().is_empty());
+}
+
+#[test]
+fn there_is_a_bound_and_the_latest_stays() {
+    let (top, most) = (moment(BEGIN, 7), 20_000);
+    let mut store = Store::on(Image::default(), most).unwrap();
+    for number in 0..300 {
+        store.add(&at(&top, BEGIN + number * 15)).unwrap();
+    }
+    let found = seconds(&store.read(0, u64::MAX).unwrap());
+    assert_eq!(found.last(), Some(&(BEGIN + 299 * 15)));
+    let bytes = lz4_flex::block::compress_prepend_size(&serde_json::to_vec(&top).unwrap()).len();
+    assert!(found.len() > 5 && found.len() <= most as usize / bytes, "{}", found.len());
+}
+
+#[test]
+fn a_process_that_dies_at_any_write_loses_nothing_that_it_has_added() {
+    let (image, top) = (Image::default(), moment(BEGIN, 7));
+    let mut store = store(&image);
+    let mut added = Vec::new();
+    image.0.lock().unwrap().keeps = true;
+    for number in 0..6 {
+        let second = BEGIN + number * 100;
+        store.add(&at(&top, second)).unwrap();
+        added.push((second, image.0.lock().unwrap().kept.len()));
+    }
+    let kept = std::mem::take(&mut image.0.lock().unwrap().kept);
+    assert!(kept.len() > 12, "{}", kept.len());
+    for (number, bytes) in kept.into_iter().enumerate() {
+        let done = added.iter().filter(|(_, after)| *after <= number + 1);
+        let done: Vec<u64> = done.map(|(second, _)| *second).collect();
+        let mut again = Store::on(Image::of(bytes), u64::MAX).unwrap();
+        let found = seconds(&again.read(0, u64::MAX).unwrap());
+        assert!(found.starts_with(&done) && found.len() <= done.len() + 1, "{number}: {found:?}");
+        again.add(&at(&top, BEGIN + DAY / 2)).unwrap();
+    }
+}
+
+#[test]
+fn without_room_nothing_is_written_and_nothing_that_was_is_lost() {
+    let top = moment(BEGIN, 7);
+    let mut count = 0;
+    for room in (1..60).step_by(4) {
+        let image = Image::default();
+        image.0.lock().unwrap().room = room;
+        let mut added = Vec::new();
+        if let Ok(mut store) = Store::on(image.clone(), u64::MAX) {
+            for second in (BEGIN..).step_by(15).take(6) {
+                match store.add(&at(&top, second)) {
+                    Ok(()) => added.push(second),
+                    Err(_) => break,
+                }
+            }
+        }
+        image.0.lock().unwrap().room = 0;
+        count += usize::from(added.len() < 6);
+        let found = Store::on(image, u64::MAX).and_then(|store| store.read(0, u64::MAX));
+        match found {
+            Ok(found) => assert!(seconds(&found).starts_with(&added), "{room}"),
+            Err(error) => assert!(added.is_empty(), "{room}: {error}"),
+        }
+    }
+    assert!(count > 3, "{count}");
+}
+
+#[test]
+fn several_moments_become_one() {
+    let (mut first, mut second) = (moment(BEGIN, 10), moment(BEGIN + 15, 20));
+    first.vms[0].waits = true;
+    first.vms[0].name = "gone".parse().unwrap();
+    let mut both = first.clone();
+    both.vms.push(TopVm { misses_memory: true, ..second.vms[0].clone() });
+    second.vms[0].faults_per_s = None;
+    second.vms[0].parts = Some(MemoryParts { empty_bytes: 5, ..MemoryParts::default() });
+    let merged = merge(&[first, both, second.clone()]).unwrap();
+    assert_eq!(merged.at_unix_ms, second.at_unix_ms);
+    let [gone, web] = &merged.vms[..] else { panic!("{merged:?}") };
+    assert_eq!((gone.name.as_str(), gone.waits, gone.faults_per_s), ("gone", true, Some(10)));
+    assert_eq!((web.misses_memory, web.faults_per_s), (true, Some(20)));
+    assert_eq!(web.parts, second.vms[0].parts);
+    assert_eq!(merge(&[]), None);
+}
+
+#[test]
+fn a_history_that_cannot_be_written_comes_back() {
+    let run = tempfile::tempdir().unwrap();
+    let directory = run.path().join("logs");
+    let keeper = HistoryKeeper::new(&directory);
+    let query = HistoryQuery { vm: None, from: BEGIN, to: BEGIN + 900, step: None };
+    assert_eq!(keeper.read(&query).unwrap(), []);
+    // Something else is in its place.
+    std::fs::write(&directory, "").unwrap();
+    let top = moment(BEGIN, 7);
+    assert!(keeper.add(&top).unwrap_err().contains("history.redb"));
+    assert_eq!(keeper.read(&query).unwrap(), []);
+    std::fs::remove_file(&directory).unwrap();
+    keeper.add(&top).unwrap();
+    assert_eq!(seconds(&keeper.read(&query).unwrap()), [BEGIN]);
+    // Another daemon has it.
+    let other = HistoryKeeper::new(&directory);
+    assert!(other.add(&top).is_err());
+    let refused = other.read(&query).unwrap_err().to_string();
+    assert!(refused.starts_with("there is no history: "), "{refused}");
+    // The next daemon.
+    drop(keeper);
+    let again = HistoryKeeper::new(&directory);
+    assert_eq!(seconds(&again.read(&query).unwrap()), [BEGIN]);
+    again.add(&at(&top, BEGIN + 15)).unwrap();
+    assert_eq!(seconds(&again.read(&query).unwrap()), [BEGIN, BEGIN + 15]);
+}
+
+#[test]
+fn room_is_left_to_others() {
+    let run = tempfile::tempdir().unwrap();
+    let least_free_bytes = u64::MAX;
+    let (path, store) = (run.path().join(FILE), Mutex::default());
+    let keeper = HistoryKeeper { path, least_free_bytes, store };
+    let refused = keeper.add(&moment(BEGIN, 7)).unwrap_err();
+    assert!(refused.contains(" left, and must keep "), "{refused}");
+    let query = HistoryQuery { vm: None, from: BEGIN, to: BEGIN, step: None };
+    assert_eq!(keeper.read(&query).unwrap(), []);
+    assert_eq!(std::fs::read_dir(run.path()).unwrap().count(), 0, "nothing is made");
+}
+
+#[test]
+fn a_file_that_makes_no_sense_is_put_aside() {
+    let run = tempfile::tempdir().unwrap();
+    let (path, top) = (run.path().join(FILE), moment(BEGIN, 7));
+    for bytes in [&b"no history"[..], &[0; 5000], &[b'x'; 100_000]] {
+        std::fs::write(&path, bytes).unwrap();
+        let keeper = HistoryKeeper::new(run.path());
+        keeper.add(&top).unwrap();
+        assert_eq!(std::fs::read(path.with_extension("redb.bad")).unwrap(), bytes);
+        std::fs::remove_file(&path).unwrap();
+    }
+}
+
+#[test]
+fn clients_are_told_what_they_ask_for() {
+    let run = tempfile::tempdir().unwrap();
+    let daemon = testing::daemon(run.path(), SwapDir::new(run.path(), None).unwrap());
+    let top = moment(BEGIN, 7);
+    for number in 0..8 {
+        daemon.history().add(&at(&top, BEGIN + 15 * number)).unwrap();
+    }
+    let tell = |vm: Option<&str>, step| {
+        let vm = vm.map(|name| name.parse().unwrap());
+        tell(&daemon, &HistoryQuery { vm, from: BEGIN, to: BEGIN + 200, step })
+    };
+    let all = tell(None, None).unwrap();
+    assert_eq!((all.step_s, all.points.len()), (15, 8));
+    let steps = tell(Some("web"), Some(60)).unwrap();
+    assert_eq!(seconds(&steps.points), [BEGIN + 45, BEGIN + 105]);
+    assert_eq!(steps.points[0].vms.len(), 1);
+    assert!(tell(Some("nobody"), None).unwrap().points.iter().all(|top| top.vms.is_empty()));
+    let query = HistoryQuery { vm: None, from: 0, to: DAY, step: None };
+    let refused = super::tell(&daemon, &query).unwrap_err().to_string();
+    assert!(refused.contains("give a step of"), "{refused}");
+}
