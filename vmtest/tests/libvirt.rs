@@ -21,13 +21,19 @@ fn discovered(host: &Host, domain: &Domain<'_>) -> DiscoveredVm {
     found
 }
 
+/// One test, since libvirt takes most of a minute to start.
 #[test]
-fn a_domain_with_a_memfd_is_managed() {
+fn domains_are_managed_or_say_what_to_change() {
     let libvirt = Libvirt::new();
     require!(libvirt.as_ref());
     let libvirt = libvirt.expect("libvirt");
+    is_managed(&libvirt);
+    says_what_to_change(&libvirt);
+}
+
+fn is_managed(libvirt: &Libvirt) {
     let host = Host::new();
-    let domain = host.domain(&libvirt, guest(), MEMFD);
+    let domain = host.domain(libvirt, guest(), MEMFD);
     let vm = &domain.vm;
     assert_eq!(discovered(&host, &domain).obstacle, None);
     vm.guest("fill kept 100M");
@@ -47,19 +53,17 @@ fn a_domain_with_a_memfd_is_managed() {
     until("the limit to hold", || (vm.host_bytes() <= 150 * MIB).then_some(()));
     assert_eq!(vm.guest("check kept"), "0");
     host.kill9();
+    host.start();
     assert_eq!(vm.guest("check kept"), "0");
     vm.detach();
     assert_eq!(vm.guest("check kept"), "0");
     assert!(domain.virsh("domstate", &[]).contains("running"));
 }
 
-#[test]
-fn a_domain_as_libvirt_makes_it_says_what_to_change() {
-    let libvirt = Libvirt::new();
-    require!(libvirt.as_ref());
-    let libvirt = libvirt.expect("libvirt");
+/// A domain as libvirt makes it, with private memory.
+fn says_what_to_change(libvirt: &Libvirt) {
     let host = Host::new();
-    let domain = host.domain(&libvirt, guest(), "");
+    let domain = host.domain(libvirt, guest(), "");
     let obstacle = discovered(&host, &domain).obstacle.expect("an obstacle");
     assert!(obstacle.contains(&format!("virsh edit {}", domain.name())), "{obstacle}");
     let refused = domain.vm.try_attach().refused();

@@ -127,7 +127,8 @@ class Conversion(unittest.TestCase):
         self.assertEqual(to_json(request), {"name": "web", "disks": [{"path": "/a"}]})
 
     def test_another_shape_is_refused(self) -> None:
-        for members in ({**VERSION, "pid": "7"}, {**VERSION, "pid": True}, {"pid": 7}, [], None):
+        wrong: List[Any] = [{**VERSION, "pid": "7"}, {**VERSION, "pid": True}, {"pid": 7}, [], None]
+        for members in wrong:
             with self.subTest(members), self.assertRaises(Misfit):
                 from_json(Version, members)
         with self.assertRaises(Misfit):

@@ -26,6 +26,8 @@ pub use self::warnings::Warnings;
 
 /// Most streams at once.
 const STREAMS_MOST: usize = 32;
+/// Most of them for other machines: those leave some to this one.
+const STREAMS_AFAR_MOST: usize = 16;
 /// Numbers of events for each millisecond until the daemon began. Numbers go on where those of the
 /// daemon before cannot have come, and stay exact in a client that counts in 64-bit floats.
 const NUMBERS_PER_MS: u64 = 1000;
@@ -35,6 +37,16 @@ pub struct EventLog {
     kept: Mutex<Kept>,
     newest: watch::Sender<Newest>,
     streams: Arc<Semaphore>,
+    streams_afar: Arc<Semaphore>,
+}
+
+/// Who reads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Asker {
+    /// A client on this host.
+    Host,
+    /// A client on another machine.
+    Afar,
 }
 
 /// What streams wait for a change of.
@@ -60,6 +72,7 @@ impl EventLog {
             kept: Mutex::new(Kept::new(first, kept_of_each)),
             newest: watch::Sender::new(newest),
             streams: Arc::new(Semaphore::new(STREAMS_MOST)),
+            streams_afar: Arc::new(Semaphore::new(STREAMS_AFAR_MOST)),
         }
     }
 
@@ -84,10 +97,16 @@ impl EventLog {
         filter: Filter,
         since: Option<u64>,
         follow: bool,
+        asker: Asker,
     ) -> Answer<Reader> {
-        let permit = Arc::clone(&self.streams).try_acquire_owned();
-        let permit = permit.map_err(|_| ApiError::TooMany(STREAMS_MOST))?;
-        Ok(Reader::new(self, filter, since, follow, permit))
+        let permit = |of: &Arc<Semaphore>, most| {
+            Arc::clone(of).try_acquire_owned().map_err(|_| ApiError::TooMany(most))
+        };
+        let mut permits = vec![permit(&self.streams, STREAMS_MOST)?];
+        if asker == Asker::Afar {
+            permits.push(permit(&self.streams_afar, STREAMS_AFAR_MOST)?);
+        }
+        Ok(Reader::new(self, filter, since, follow, permits))
     }
 
     /// How many more streams can be opened.

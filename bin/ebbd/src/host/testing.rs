@@ -7,7 +7,7 @@ use axum::Router;
 use ebb_api::{Event, VmStatus};
 use tokio::net::UnixListener;
 
-use super::events::Filter;
+use super::events::{Asker, Filter};
 use super::listing::Stage;
 use super::pilot::PilotRecord;
 use super::pool::PoolRecord;
@@ -53,7 +53,7 @@ pub fn publish(daemon: &Daemon, name: &str, status: VmStatus, piloted: Option<Pi
 
 /// All events that are kept.
 pub async fn events(daemon: &Daemon) -> Vec<Event> {
-    let reader = daemon.events().read(Filter::new(None, &[]), None, false);
+    let reader = daemon.events().read(Filter::new(None, &[]), None, false, Asker::Host);
     let (mut reader, mut all) = (reader.unwrap(), Vec::new());
     while let Some(event) = reader.next().await {
         all.push(Event::clone(&event));

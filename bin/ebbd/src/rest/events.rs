@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
 use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -11,7 +11,8 @@ use ebb_api::EventsQuery;
 use futures_util::stream;
 
 use super::extract::Asked;
-use crate::host::events::{Filter, Reader};
+use super::tcp::Client;
+use crate::host::events::{Asker, Filter, Reader};
 use crate::host::registry::Daemon;
 use crate::model::api_error::{Answer, ApiError};
 
@@ -25,11 +26,13 @@ const LAST_EVENT_ID: &str = "last-event-id";
 pub async fn events(
     State(daemon): State<Arc<Daemon>>,
     Asked(query): Asked<EventsQuery>,
+    afar: Option<Extension<Client>>,
     headers: HeaderMap,
 ) -> Answer<Response> {
     let (filter, since) = (Filter::new(query.vm.clone(), &query.types()?), query.since);
     let since = last_had(&headers)?.or(since);
-    let reader = daemon.events().read(filter, since, query.follow.unwrap_or(true))?;
+    let asker = if afar.is_some() { Asker::Afar } else { Asker::Host };
+    let reader = daemon.events().read(filter, since, query.follow.unwrap_or(true), asker)?;
     let events = stream::unfold(reader, next);
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(ALIVE_EVERY)).into_response())
 }

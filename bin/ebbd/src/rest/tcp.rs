@@ -12,5 +12,6 @@ mod tls;
 mod tokens;
 mod visitors;
 
+pub use guard::Client;
 pub use listener::Listener;
 pub use options::Options;

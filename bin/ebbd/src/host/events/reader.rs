@@ -17,7 +17,7 @@ pub struct Reader {
     /// Whether it waits for what happens from now on.
     follows: bool,
     changes: watch::Receiver<Newest>,
-    _permit: OwnedSemaphorePermit,
+    _permits: Vec<OwnedSemaphorePermit>,
 }
 
 impl Reader {
@@ -26,10 +26,10 @@ impl Reader {
         filter: Filter,
         since: Option<u64>,
         follows: bool,
-        permit: OwnedSemaphorePermit,
+        permits: Vec<OwnedSemaphorePermit>,
     ) -> Reader {
         let (place, changes) = (log.kept().place(since), log.newest.subscribe());
-        Reader { log: Arc::clone(log), filter, place, follows, changes, _permit: permit }
+        Reader { log: Arc::clone(log), filter, place, follows, changes, _permits: permits }
     }
 
     /// The next event; none: there is no more, or the daemon ends.

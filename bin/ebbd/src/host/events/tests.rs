@@ -32,7 +32,7 @@ fn all() -> Filter {
 }
 
 fn reader(log: &Arc<EventLog>, filter: Filter, since: Option<u64>) -> Reader {
-    log.read(filter, since, false).expect("few streams")
+    log.read(filter, since, false, Asker::Host).expect("few streams")
 }
 
 /// What the reader finds until there is nothing more: numbers, or what is lost before them.
@@ -93,7 +93,7 @@ async fn many_of_one_type_push_out_no_other() {
 #[tokio::test]
 async fn a_reader_that_is_slow_is_told_so_once_for_each_loss() {
     let log = log(1, 3);
-    let mut slow = log.read(all(), None, true).unwrap();
+    let mut slow = log.read(all(), None, true, Asker::Host).unwrap();
     ended(&log, "web", "1");
     assert_eq!(slow.next().await.unwrap().number, 1);
     (2..=9).for_each(|_| ended(&log, "web", "more"));
@@ -124,7 +124,7 @@ async fn numbers_of_an_earlier_daemon_are_told_as_lost() {
 #[tokio::test]
 async fn who_follows_waits_for_what_comes_and_for_the_end() {
     let log = log(1, 10);
-    let mut reader = log.read(all(), None, true).unwrap();
+    let mut reader = log.read(all(), None, true, Asker::Host).unwrap();
     let other = Arc::clone(&log);
     let publishing = tokio::spawn(async move { ended(&other, "web", "now") });
     assert_eq!(timeout(LONG, reader.next()).await.expect("an event").unwrap().number, 1);
@@ -139,11 +139,23 @@ async fn who_follows_waits_for_what_comes_and_for_the_end() {
 async fn so_many_streams_and_no_more() {
     let log = log(1, 10);
     let readers: Vec<Reader> =
-        (0..STREAMS_MOST).map(|_| log.read(all(), None, true).unwrap()).collect();
-    let refused = log.read(all(), None, true).err().expect("too many");
+        (0..STREAMS_MOST).map(|_| log.read(all(), None, true, Asker::Host).unwrap()).collect();
+    let refused = log.read(all(), None, true, Asker::Host).err().expect("too many");
     assert_eq!(refused.code(), ErrorCode::TooMany);
     drop(readers);
-    assert!(log.read(all(), None, true).is_ok());
+    assert!(log.read(all(), None, true, Asker::Host).is_ok());
+}
+
+#[tokio::test]
+async fn other_machines_leave_streams_to_this_one() {
+    let log = log(1, 10);
+    let readers: Vec<Reader> =
+        (0..STREAMS_AFAR_MOST).map(|_| log.read(all(), None, true, Asker::Afar).unwrap()).collect();
+    assert!(log.read(all(), None, true, Asker::Afar).is_err());
+    assert_eq!(log.free_streams(), STREAMS_MOST - STREAMS_AFAR_MOST);
+    assert!(log.read(all(), None, true, Asker::Host).is_ok());
+    drop(readers);
+    assert!(log.read(all(), None, true, Asker::Afar).is_ok());
 }
 
 #[test]
