@@ -43,10 +43,11 @@ pub fn request(attach: Attach) -> anyhow::Result<AttachRequest> {
 pub fn all(
     attach: &Attach,
     managed: &[VmSummary],
+    has_directory: impl Fn(&VmName) -> bool,
     mut send: impl FnMut(&AttachRequest) -> anyhow::Result<VmStatus>,
 ) -> anyhow::Result<Outcome> {
     let all = observe::discover(managed)?;
-    let attached: Vec<Attached> = observe::attachable(&all, managed)
+    let attached: Vec<Attached> = observe::attachable(&all, managed, has_directory)
         .into_iter()
         .map(|(name, pid)| {
             let (mode, min_order) = (attach.watch.mode, attach.watch.min_order);

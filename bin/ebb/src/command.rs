@@ -171,7 +171,10 @@ impl Host {
 
     fn attach_all(&self, attach: &Attach) -> anyhow::Result<Outcome> {
         let managed: Vec<VmSummary> = self.ask(Method::GET, route::VMS)?;
-        attach::all(attach, &managed, |request| self.send(Method::POST, route::ATTACH, request))
+        let has_directory =
+            |name: &ebb_api::VmName| self.run_dir.join("vms").join(name.as_str()).exists();
+        let send = |request: &_| self.send(Method::POST, route::ATTACH, request);
+        attach::all(attach, &managed, has_directory, send)
     }
 
     /// The VMs that a daemon manages, if one runs.

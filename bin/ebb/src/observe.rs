@@ -128,12 +128,19 @@ fn discovered(found: Found, managed: &[VmSummary]) -> DiscoveredVm {
 }
 
 /// Name and process of each VM that can be managed and is not. A VM's name is that of its command
-/// line, as far as Ebb's names allow it and no other VM has it; else `vm-PID`.
-pub fn attachable(all: &[DiscoveredVm], managed: &[VmSummary]) -> Vec<(VmName, i32)> {
+/// line, as far as Ebb's names allow it and no other VM has it; else `vm-PID`. A VM that was detached
+/// keeps its directory, and with it its name.
+pub fn attachable(
+    all: &[DiscoveredVm],
+    managed: &[VmSummary],
+    has_directory: impl Fn(&VmName) -> bool,
+) -> Vec<(VmName, i32)> {
     let mut names: Vec<VmName> = managed.iter().map(|vm| vm.name.clone()).collect();
     let is_free = |vm: &&DiscoveredVm| vm.managed_as.is_none() && vm.obstacle.is_none();
     let named = |vm: &DiscoveredVm| {
-        let name = VmName::of_vm(vm.name.as_deref(), vm.pid, |name| names.contains(name))?;
+        let name = VmName::of_vm(vm.name.as_deref(), vm.pid, |name| {
+            names.contains(name) || has_directory(name)
+        })?;
         names.push(name.clone());
         Some((name, vm.pid))
     };
@@ -164,10 +171,11 @@ mod tests {
             vm(3, Some("a b"), None),
             vm(4, None, None),
             vm(5, Some("db"), Some("its RAM is no shared memfd")),
+            vm(7, Some("detached"), None),
             DiscoveredVm { managed_as: Some("old".into()), ..vm(6, Some("x"), None) },
         ];
-        let names = attachable(&all, &[]);
+        let names = attachable(&all, &[], |name| name.as_str() == "detached");
         let names: Vec<_> = names.iter().map(|(name, pid)| (*pid, name.as_str())).collect();
-        assert_eq!(names, [(1, "web"), (2, "vm-2"), (3, "vm-3"), (4, "vm-4")]);
+        assert_eq!(names, [(1, "web"), (2, "vm-2"), (3, "vm-3"), (4, "vm-4"), (7, "vm-7")]);
     }
 }

@@ -1,16 +1,23 @@
 //! Every QEMU on a host, and whether it can be managed. Nothing is asked of it.
 
 use std::path::Path;
-use std::{fmt, io};
+use std::{fmt, fs, io};
 
 use ebb_sys::process::{Process, Vma};
 use ebb_vm::command_line::CommandLine;
 use ebb_vm::takeover::{self, AttachRefusal};
 
-use crate::ram::place_of;
+use crate::ram::{COMMAND_LINE_MAX, MAPS_MAX, place_of};
 
 /// Names of QEMU's program, up to the architecture.
 const PROGRAMS: [&str; 3] = ["qemu-system-", "qemu-kvm", "kvm"];
+/// Users whose QEMUs are those of the host's managers of VMs, beside root.
+const MANAGERS: [&str; 2] = ["libvirt-qemu", "qemu"];
+const USERS: &str = "/etc/passwd";
+/// The most bytes of a command line that are read of every process.
+const PROGRAM_MAX: u64 = 4 << 10;
+/// Longest reason, in characters: a process chooses parts of it.
+const REASON_MAX: usize = 500;
 /// Memory that is mapped as a memfd, as the kernel names it.
 const MEMFD: &str = "/memfd:";
 
@@ -46,8 +53,6 @@ pub struct Found {
     pub memory_bytes: u64,
     /// Why it cannot be managed as it is, and what to do; none: it can, as far as can be seen.
     pub obstacle: Option<String>,
-    /// Whether a pager serves it already: Ebb or another one.
-    pub is_served: bool,
 }
 
 /// Finds every QEMU on this host, in the order of their processes.
@@ -57,27 +62,42 @@ pub struct Found {
 pub fn discover() -> io::Result<Vec<Found>> {
     let mut pids = Process::numbers()?;
     pids.sort_unstable();
-    Ok(pids.into_iter().filter_map(found).collect())
+    let managers = managers(&fs::read_to_string(USERS).unwrap_or_default());
+    Ok(pids.into_iter().filter_map(|pid| found(pid, &managers)).collect())
 }
 
-fn found(pid: i32) -> Option<Found> {
+/// The numbers of root and of the users of [`MANAGERS`].
+fn managers(users: &str) -> Vec<u32> {
+    let number = |line: &str| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        MANAGERS.contains(&name).then(|| fields.nth(1)?.parse().ok())?
+    };
+    users.lines().filter_map(number).chain([0]).collect()
+}
+
+fn found(pid: i32, managers: &[u32]) -> Option<Found> {
     let process = Process::open(pid).ok()?;
-    let line = CommandLine::new(process.command_line().ok()?);
-    let program = process.program().unwrap_or_default();
-    if !is_qemu(&program) && !is_qemu(Path::new(line.program())) {
+    let program = CommandLine::new(process.command_line_within(PROGRAM_MAX).ok()?).program();
+    if !is_qemu(&process.program().unwrap_or_default()) && !is_qemu(Path::new(&program)) {
         return None;
     }
+    let line = CommandLine::new(process.command_line_within(COMMAND_LINE_MAX).ok()?);
     let manager = Manager::of(&line, &process);
-    let why = obstacle(&process, &line, manager);
-    let is_served = matches!(why, Some(Obstacle::Attach(AttachRefusal::OtherUserfaultfd(_))));
+    let user = process.user().ok()?;
+    let why = obstacle(&process, &line, manager)
+        .or_else(|| (!managers.contains(&user)).then_some(Obstacle::User { pid, user }));
+    let shown = |why: Obstacle| {
+        let sign = |sign: char| if sign.is_control() { '?' } else { sign };
+        why.to_string().chars().take(REASON_MAX).map(sign).collect()
+    };
     Some(Found {
         pid,
         name: line.name(),
         uuid: line.uuid(),
         manager,
         memory_bytes: line.ram_bytes(),
-        obstacle: why.map(|why| why.to_string()),
-        is_served,
+        obstacle: why.map(shown),
     })
 }
 
@@ -94,12 +114,22 @@ enum Obstacle {
     Attach(AttachRefusal),
     /// A backend is no shared memfd.
     Backing(Manager, Option<String>),
+    /// It is not a manager of VMs who runs it.
+    User {
+        pid: i32,
+        user: u32,
+    },
 }
 
 impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Obstacle::Attach(refusal) => refusal.fmt(f),
+            Obstacle::User { pid, user } => write!(
+                f,
+                "user {user} runs it, who is neither root nor libvirt: if you trust that user with \
+                 it, `ebb attach --name NAME --pid {pid}`"
+            ),
             Obstacle::Backing(manager, name) => {
                 let name = name.as_deref().unwrap_or("NAME");
                 write!(f, "its RAM is no shared memfd: {}", manager.with_memfd(name))
@@ -115,7 +145,7 @@ fn obstacle(process: &Process, line: &CommandLine, manager: Manager) -> Option<O
     if let Err(refusal) = looked {
         return Some(Obstacle::Attach(refusal));
     }
-    let mappings = process.mappings().unwrap_or_default();
+    let mappings = process.mappings_within(MAPS_MAX).unwrap_or_default();
     let is_memfd = |vma: &Vma| vma.shared_write && vma.name.starts_with(MEMFD);
     let mut found = Vec::new();
     let all = line.ram().iter().all(|block| {
@@ -193,6 +223,15 @@ mod tests {
         for program in ["/usr/bin/qemu-img", "/usr/bin/kvmtool", "/", ""] {
             assert!(!is_qemu(Path::new(program)), "{program}");
         }
+    }
+
+    #[test]
+    fn managers_of_vms_have_users_of_their_own() {
+        let users = "root:x:0:0::/root:/bin/sh\nlibvirt-qemu:x:64055:107::/:/bin/false\n\
+                     me:x:1000:1000::/home/me:/bin/sh\nqemu:x:?:1::/:\nqemu\n";
+        assert_eq!(managers(users), [64055, 0]);
+        let why = Obstacle::User { pid: 7, user: 1000 }.to_string();
+        assert!(why.contains("ebb attach --name NAME --pid 7"), "{why}");
     }
 
     #[test]

@@ -16,6 +16,12 @@ use ebb_vm::command_line::{CommandLine, RamBlock};
 /// Most RAM of a VM, in bytes.
 const RAM_BYTES_MAX: u64 = 64 << 40;
 
+/// Longest command line and list of mappings of a VMM, in bytes: several times those of real ones.
+pub(crate) const COMMAND_LINE_MAX: u64 = 1 << 20;
+pub(crate) const MAPS_MAX: u64 = 16 << 20;
+/// Longest path in a message, in characters.
+const PATH_MAX: usize = 128;
+
 /// Why the RAM of a process was not found.
 #[derive(Debug, thiserror::Error)]
 pub enum NoRam {
@@ -74,8 +80,8 @@ impl Ram {
     pub(crate) fn find(process: Process) -> Result<Ram, NoRam> {
         let pid = process.pid();
         let io = |source| NoRam::Io { pid, source };
-        let line = CommandLine::new(process.command_line().map_err(io)?);
-        let mappings = process.mappings().map_err(io)?;
+        let line = CommandLine::new(process.command_line_within(COMMAND_LINE_MAX).map_err(io)?);
+        let mappings = process.mappings_within(MAPS_MAX).map_err(io)?;
         let asked = line.ram();
         let bytes = line.ram_bytes();
         if bytes > RAM_BYTES_MAX {
@@ -85,12 +91,8 @@ impl Ram {
         for RamBlock { bytes, .. } in asked {
             let first = place_of(&mappings, bytes, &found).ok_or(NoRam::NotMapped { bytes })?;
             found.push(first.start);
-            let place = Place::of(&process, first).map_err(io)?;
-            if let Place::File(file, _) = &place
-                && !file.is_memory().map_err(io)?
-            {
-                return Err(NoRam::OnDisk(first.name.clone()));
-            }
+            let on_disk = || NoRam::OnDisk(first.name.chars().take(PATH_MAX).collect());
+            let place = Place::of(&process, first).map_err(io)?.ok_or_else(on_disk)?;
             blocks.push(Block { start, bytes, place });
             start += bytes;
         }
@@ -113,8 +115,10 @@ impl Ram {
         match &block.place {
             Place::File(file, first) => {
                 let at = first + into;
-                let is_data = file.next_data(at).ok()? == Some(at);
-                is_data.then(|| file.read_at(at, to).ok())?
+                // What is swapped out counts as data, and a read would bring it in.
+                let is_here = file.next_data(at).ok()? == Some(at)
+                    && file.cached_bytes(at, to.len() as u64).ok()? != Some(0);
+                is_here.then(|| file.read_at(at, to).ok())?
             }
             Place::Private { memory, pagemap, address } => {
                 let at = Hva(address.0 + into);
@@ -138,7 +142,22 @@ impl Ram {
         }
     }
 
-    /// Its memory in the host, in bytes. For private RAM this includes other private memory of the
+    /// How much is in memory of `bytes` bytes from a frame on, in bytes.
+    pub(crate) fn present_bytes(&self, offset: u64, bytes: u64) -> u64 {
+        if let Some((Block { place: Place::File(file, first), bytes: all, .. }, into)) =
+            self.block(offset)
+            && bytes <= all - into
+            && let Ok(Some(cached)) = file.cached_bytes(first + into, bytes)
+        {
+            return cached;
+        }
+        let mut present = 0;
+        self.present(offset, bytes, |_, bytes| present += bytes);
+        present
+    }
+
+    /// Its memory in the host, in bytes. What the host has swapped out of a file of RAM counts, too.
+    /// For private RAM this includes other private memory of the
     /// VMM, as far as the RAM's size has room for that.
     pub(crate) fn resident_bytes(&self) -> io::Result<u64> {
         let (mut resident, mut private) = (0, 0);
@@ -187,13 +206,14 @@ impl Block {
 }
 
 impl Place {
-    fn of(process: &Process, first: &Vma) -> io::Result<Place> {
+    /// Opens the RAM that begins in this mapping. `None`: it is in a file on a disk.
+    fn of(process: &Process, first: &Vma) -> io::Result<Option<Place>> {
         if first.inode != 0 {
-            let file = RamFile::from(OwnedFd::from(process.mapped_file(first)?));
-            return Ok(Place::File(file, first.offset));
+            let Some(file) = process.mapped_file(first)? else { return Ok(None) };
+            return Ok(Some(Place::File(RamFile::from(OwnedFd::from(file)), first.offset)));
         }
         let (memory, pagemap) = (process.memory()?, Pagemap::open(process)?);
-        Ok(Place::Private { memory, pagemap, address: first.start })
+        Ok(Some(Place::Private { memory, pagemap, address: first.start }))
     }
 }
 

@@ -1,7 +1,7 @@
 //! A guest's RAM as [`ebb_inspect`] reads it. A frame is copied when it is first asked for, and
 //! stays as it was then. So a view lasts for one look, and costs what that look reads.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use ebb_inspect::{GuestMemory, PageWords};
@@ -15,6 +15,9 @@ const FRAME_WORDS: usize = FRAME_BYTES as usize / 8;
 const LOOKED_UP_BYTES: u64 = 16 << 20;
 /// Words of a `struct page`.
 const PAGE_WORDS: usize = 8;
+/// Most frames that a look copies, 256 MiB: what is beyond counts as not in memory. Each free block
+/// of 2 MiB costs half a frame of metadata.
+const COPIED_MAX: u64 = 1 << 16;
 /// Most reads across frames. A kernel's note is one of them.
 const SPANS_MAX: usize = 256;
 /// Most words of such a read: more than a note has.
@@ -35,6 +38,8 @@ pub(crate) struct View<'r> {
     segments: &'r [Segment],
     branches: Vec<OnceCell<Branch>>,
     spans: OnceCell<Box<Span>>,
+    /// How many more frames may be copied.
+    left: Cell<u64>,
 }
 
 /// Words that were read across frames, and the next such.
@@ -48,7 +53,7 @@ impl<'r> View<'r> {
     /// A view of RAM that is placed like this.
     pub(crate) fn new(ram: &'r Ram, segments: &'r [Segment]) -> View<'r> {
         let branches = empty(ram.bytes().div_ceil(FRAME_BYTES * ENTRIES * ENTRIES));
-        View { ram, segments, branches, spans: OnceCell::new() }
+        View { ram, segments, branches, spans: OnceCell::new(), left: Cell::new(COPIED_MAX) }
     }
 
     /// The offset in RAM of an address, and the bytes behind it in its segment.
@@ -62,11 +67,7 @@ impl<'r> View<'r> {
 
     /// How much of a range is in memory, in bytes.
     pub(crate) fn present_in(&self, gpa: Gpa, bytes: u64) -> u64 {
-        let mut present = 0;
-        if let Some((at, left)) = self.offset(gpa) {
-            self.ram.present(at, bytes.min(left), |_, bytes| present += bytes);
-        }
-        present
+        self.offset(gpa).map_or(0, |(at, left)| self.ram.present_bytes(at, bytes.min(left)))
     }
 
     /// The frame at an offset in RAM.
@@ -80,6 +81,7 @@ impl<'r> View<'r> {
     }
 
     fn copy(&self, offset: u64) -> Option<Frame> {
+        self.left.set(self.left.get().checked_sub(1)?);
         let mut bytes = [0_u8; FRAME_BYTES as usize];
         self.ram.read(offset, &mut bytes)?;
         let (words, _) = bytes.as_chunks::<8>();

@@ -11,7 +11,7 @@ use ebb_units::FRAME_BYTES;
 use ebb_vm::command_line::CommandLine;
 
 use crate::layout::{Segment, gpa_of, ways};
-use crate::ram::{NoRam, Ram};
+use crate::ram::{COMMAND_LINE_MAX, NoRam, Ram};
 use crate::view::View;
 
 /// Order of the blocks that Ebb reclaims if nothing else is said: 2 MiB.
@@ -90,7 +90,7 @@ impl Watch {
     pub fn open(pid: i32) -> Result<Watch, NoRam> {
         let io = |source| NoRam::Io { pid, source };
         let process = Process::open(pid).map_err(io)?;
-        let line = CommandLine::new(process.command_line().map_err(io)?);
+        let line = CommandLine::new(process.command_line_within(COMMAND_LINE_MAX).map_err(io)?);
         let ram = Ram::find(process)?;
         let ways = ways(ram.bytes(), line.ram_below_4g());
         Ok(Watch { ram, ways, known: None, in_vain: None })

@@ -4,7 +4,15 @@ use std::io;
 use std::path::Path;
 
 /// `TMPFS_MAGIC` and `RAMFS_MAGIC` of `include/uapi/linux/magic.h`.
-pub(crate) const MAGICS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+const MAGICS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+/// File system of hugetlb files: `HUGETLBFS_MAGIC`.
+pub(crate) const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
+/// Whether files of a file system of this type are in memory: tmpfs, ramfs or hugetlbfs. Memfds are
+/// on one of them.
+pub(crate) fn is_of_memory(kind: u64) -> bool {
+    kind == HUGETLBFS_MAGIC || MAGICS.contains(&kind)
+}
 
 /// Whether the files of this directory are in memory, on tmpfs or ramfs.
 ///

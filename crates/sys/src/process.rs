@@ -18,6 +18,7 @@ use rustix::process::{
     Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open, pidfd_send_signal,
 };
 
+use crate::memory_fs;
 use crate::process_stat::Stat;
 
 pub(crate) use vma::is_shared;
@@ -25,6 +26,8 @@ pub use vma::{Vma, parse_mappings};
 
 /// The most bytes of a command line to read. execve(2) takes 6 MiB at most.
 const COMMAND_LINE_MAX: u64 = 8 << 20;
+/// The most bytes of a list of mappings to read: those of some million mappings.
+const MAPS_MAX: u64 = 256 << 20;
 
 /// A process, referred to by its pidfd, so that a reused PID cannot mislead.
 pub struct Process {
@@ -217,9 +220,22 @@ impl Process {
     /// Its mappings, in address order.
     ///
     /// # Errors
-    /// As reading `/proc/PID/maps`.
+    /// As reading `/proc/PID/maps`. `FileTooLarge`: the list has more than 256 MiB.
     pub fn mappings(&self) -> io::Result<Vec<Vma>> {
-        Ok(parse_mappings(&fs::read_to_string(self.proc("maps"))?))
+        self.mappings_within(MAPS_MAX)
+    }
+
+    /// As [`Self::mappings`], of a process that may have made very many mappings on purpose.
+    ///
+    /// # Errors
+    /// As [`Self::mappings`], for a list of more than `most` bytes.
+    pub fn mappings_within(&self, most: u64) -> io::Result<Vec<Vma>> {
+        let mut bytes = Vec::new();
+        File::open(self.proc("maps"))?.take(most + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > most {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        Ok(parse_mappings(&String::from_utf8_lossy(&bytes)))
     }
 
     /// Its control group in the unified hierarchy, as `/proc/PID/cgroup` names it. Empty: none.
@@ -240,13 +256,18 @@ impl Process {
         File::open(self.proc("mem"))
     }
 
-    /// The file that it has mapped here, for reading. Takes no part in the mapping.
+    /// The file that it has mapped here, for reading. Takes no part in the mapping. `None`: the file
+    /// is not in memory. It is not opened then, as open(2) of some devices has effects.
     ///
     /// # Errors
     /// `ENOENT`: it has no such mapping. Otherwise as open(2) of a link in `/proc/PID/map_files`.
-    pub fn mapped_file(&self, vma: &Vma) -> io::Result<File> {
+    pub fn mapped_file(&self, vma: &Vma) -> io::Result<Option<File>> {
         let (start, end) = (vma.start.0, vma.start.0 + vma.bytes);
-        File::open(self.proc(&format!("map_files/{start:x}-{end:x}")))
+        let path = self.proc(&format!("map_files/{start:x}-{end:x}"));
+        if !memory_fs::is_of_memory(rustix::fs::statfs(&path)?.f_type as u64) {
+            return Ok(None);
+        }
+        File::open(path).map(Some)
     }
 
     /// Its private memory that takes host memory, in bytes: what it shares with nobody by a file.
@@ -265,8 +286,16 @@ impl Process {
     /// # Errors
     /// As reading `/proc/PID/cmdline`.
     pub fn command_line(&self) -> io::Result<Vec<String>> {
+        self.command_line_within(COMMAND_LINE_MAX)
+    }
+
+    /// As [`Self::command_line`], but no more than the first `most` bytes.
+    ///
+    /// # Errors
+    /// As [`Self::command_line`].
+    pub fn command_line_within(&self, most: u64) -> io::Result<Vec<String>> {
         let mut bytes = Vec::new();
-        File::open(self.proc("cmdline"))?.take(COMMAND_LINE_MAX).read_to_end(&mut bytes)?;
+        File::open(self.proc("cmdline"))?.take(most).read_to_end(&mut bytes)?;
         let text = String::from_utf8_lossy(&bytes);
         Ok(text.split_terminator('\0').map(str::to_owned).collect())
     }

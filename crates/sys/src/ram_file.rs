@@ -5,15 +5,16 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
+use ebb_units::FRAME_BYTES;
 use rustix::fs::{
     FallocateFlags, MemfdFlags, SealFlags, SeekFrom, fallocate, fcntl_add_seals, fcntl_get_seals,
     ftruncate, memfd_create, seek,
 };
 
-use crate::memory_fs;
+use crate::memory_fs::HUGETLBFS_MAGIC;
 
-/// File system of hugetlb files: `HUGETLBFS_MAGIC` of `include/uapi/linux/magic.h`.
-const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+/// Number of cachestat(2), `include/uapi/asm-generic/unistd.h`.
+const CACHESTAT: libc::c_long = 451;
 
 /// A RAM file. Nothing that this type does allocates memory for a hole.
 pub struct RamFile {
@@ -97,13 +98,26 @@ impl RamFile {
         Ok(rustix::fs::fstatfs(&self.file)?.f_type as u64 == HUGETLBFS_MAGIC)
     }
 
-    /// Whether its content is in memory and nowhere else: on tmpfs, on hugetlbfs, or as a memfd.
+    /// How many bytes of a range are in memory, and not swapped out. `None`: the kernel does not
+    /// tell (cachestat(2) came with Linux 6.5, and does not know hugetlb).
     ///
     /// # Errors
-    /// As fstatfs(2).
-    pub fn is_memory(&self) -> io::Result<bool> {
-        let kind = rustix::fs::fstatfs(&self.file)?.f_type as u64;
-        Ok(kind == HUGETLBFS_MAGIC || memory_fs::MAGICS.contains(&kind))
+    /// As cachestat(2).
+    pub fn cached_bytes(&self, offset: u64, bytes: u64) -> io::Result<Option<u64>> {
+        let (range, mut found) = ([offset, bytes], [0_u64; 5]);
+        // SAFETY: both are arrays of the sizes of the structures that the call reads and writes:
+        // `struct cachestat_range`, and `struct cachestat`, whose first field counts pages.
+        let done = unsafe {
+            libc::syscall(CACHESTAT, self.file.as_raw_fd(), range.as_ptr(), found.as_mut_ptr(), 0)
+        };
+        if done == 0 {
+            return Ok(Some(found[0].saturating_mul(FRAME_BYTES).min(bytes)));
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::ENOSYS | libc::EOPNOTSUPP | libc::EPERM) => Ok(None),
+            _ => Err(error),
+        }
     }
 
     /// Punches a range: returns its memory to the host. The range then reads as zero.

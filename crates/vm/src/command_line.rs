@@ -5,6 +5,8 @@
 
 use serde_json::Value;
 
+/// Most values of one option that count.
+const VALUES_MAX: usize = 256;
 /// Most memory backends that count.
 const BACKENDS_MAX: usize = 64;
 /// Most characters of a name, because names go into messages.
@@ -29,9 +31,9 @@ impl CommandLine {
         CommandLine(words)
     }
 
-    /// The program, as it was called.
-    pub fn program(&self) -> &str {
-        self.0.first().map_or("", String::as_str)
+    /// The program, as it was called, on one line.
+    pub fn program(&self) -> String {
+        crate::shown::shown(self.0.first().map_or("", String::as_str), NAME_MAX)
     }
 
     /// The words, the program first.
@@ -39,13 +41,14 @@ impl CommandLine {
         &self.0
     }
 
-    /// The values of an option, which QEMU accepts with one dash or two.
+    /// The first 256 values of an option, which QEMU accepts with one dash or two.
     pub fn values<'a>(&'a self, option: &'a str) -> impl Iterator<Item = &'a str> {
         let is_option = move |word: &str| {
             let name = word.strip_prefix("--").or_else(|| word.strip_prefix('-'));
             name == Some(option)
         };
-        self.0.windows(2).filter(move |pair| is_option(&pair[0])).map(|pair| pair[1].as_str())
+        let pairs = self.0.windows(2).filter(move |pair| is_option(&pair[0]));
+        pairs.map(|pair| pair[1].as_str()).take(VALUES_MAX)
     }
 
     /// The VM's name, on one line.

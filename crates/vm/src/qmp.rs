@@ -404,9 +404,8 @@ impl Qmp {
         Some(std::mem::replace(&mut self.come, rest))
     }
 
-    /// Sends a request. If it was sent only in part, shuts the connection down: nobody could tell
-    /// the next request from the rest of this one.
-    /// Sends a line, and the descriptor with its first byte.
+    /// Sends a request, and the descriptor with its first byte. If it was sent only in part, shuts
+    /// the connection down: nobody could tell the next request from the rest of this one.
     fn send(
         &mut self,
         mut line: &[u8],

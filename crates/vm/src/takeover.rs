@@ -155,8 +155,7 @@ pub fn control_socket(pid: i32, line: &CommandLine) -> Result<PathBuf, AttachRef
         Some(Control::Tcp) => return Err(AttachRefusal::Tcp(pid)),
         None => None,
     };
-    let command = || line.program().to_owned();
-    let named = named.ok_or_else(|| AttachRefusal::NoQmp { pid, command: command() })?;
+    let named = named.ok_or_else(|| AttachRefusal::NoQmp { pid, command: line.program() })?;
     // A relative path begins where QEMU was started.
     Ok(Path::new(&format!("/proc/{pid}/cwd")).join(named))
 }

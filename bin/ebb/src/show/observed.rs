@@ -24,8 +24,7 @@ pub fn observed(vms: &[ObservedVm]) -> String {
     ];
     let lines: Vec<[String; 10]> =
         std::iter::once(head.map(String::from)).chain(vms.iter().map(usage)).collect();
-    let reason =
-        |vm: &ObservedVm| Some(format!("{}: {}\n", who(&vm.name, vm.pid), vm.reason.as_ref()?));
+    let reason = |vm: &ObservedVm| Some(line(&vm.name, vm.pid, vm.reason.as_ref()?));
     table(&lines) + &vms.iter().filter_map(reason).collect::<String>()
 }
 
@@ -52,7 +51,7 @@ pub fn discovered(vms: &[DiscoveredVm]) -> String {
         return "no QEMU runs on this host\n".into();
     }
     let head = ["NAME", "PID", "MEMORY", "STARTED BY", "EBB", "UUID"];
-    let line = |vm: &DiscoveredVm| {
+    let cells = |vm: &DiscoveredVm| {
         let state = match (&vm.managed_as, &vm.obstacle) {
             (Some(name), _) => format!("manages it as {name}"),
             (None, None) => "can manage it".into(),
@@ -68,9 +67,8 @@ pub fn discovered(vms: &[DiscoveredVm]) -> String {
         ]
     };
     let lines: Vec<[String; 6]> =
-        std::iter::once(head.map(String::from)).chain(vms.iter().map(line)).collect();
-    let why =
-        |vm: &DiscoveredVm| Some(format!("{}: {}\n", who(&vm.name, vm.pid), vm.obstacle.as_ref()?));
+        std::iter::once(head.map(String::from)).chain(vms.iter().map(cells)).collect();
+    let why = |vm: &DiscoveredVm| Some(line(&vm.name, vm.pid, vm.obstacle.as_ref()?));
     table(&lines) + &vms.iter().filter_map(why).collect::<String>()
 }
 
@@ -78,8 +76,10 @@ fn name(name: &Option<String>) -> String {
     name.clone().unwrap_or_else(|| "-".into())
 }
 
-fn who(name: &Option<String>, pid: i32) -> String {
-    name.clone().unwrap_or_else(|| format!("process {pid}"))
+/// What is to be said of a VM, on one line: processes choose parts of it.
+fn line(name: &Option<String>, pid: i32, text: &str) -> String {
+    let who = name.clone().unwrap_or_else(|| format!("process {pid}"));
+    format!("{who}: {text}").replace(char::is_control, "?") + "\n"
 }
 
 #[cfg(test)]
@@ -94,11 +94,11 @@ mod tests {
             memory_bytes: Some(1 << 30),
             resident_bytes: Some(1 << 29),
             usage: None,
-            reason: Some("it boots".into()),
+            reason: Some("it\x1b boots".into()),
         };
         let text = observed(&[vm]);
         assert!(text.contains("web   7    1 GiB   512 MiB   ?     ?"), "{text}");
-        assert!(text.ends_with("web: it boots\n"), "{text}");
+        assert!(text.ends_with("web: it? boots\n"), "{text}");
     }
 
     #[test]

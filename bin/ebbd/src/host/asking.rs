@@ -139,13 +139,7 @@ pub async fn show(daemon: &Daemon, name: &VmName, request: Request) -> Answer<Re
 /// # Errors
 /// Those of [`forward`].
 pub async fn detach(daemon: &Daemon, name: &VmName, request: Request) -> Answer<Response> {
-    let pid = daemon.listed(name).map(|listing| listing.summary().pid);
     let reply = forward(daemon, name, request).await?;
-    if let Some(pid) = pid.filter(|_| reply.status.is_success())
-        && let Err(error) = daemon.pilot_record().leave(pid)
-    {
-        tracing::warn!("{name}: the pilot may attach it again: its record: {error}");
-    }
     let deadline = Instant::now() + PATIENCE;
     while reply.status.is_success() && daemon.is_known(name) && Instant::now() < deadline {
         sleep(LOOK_EVERY).await;

@@ -194,7 +194,7 @@ impl Keeper {
         let stall_permille = self.stall_percent.map(|percent| percent * 10);
         let rule = HostRule { reserve: settings.reserve(), stall_permille };
         if settings.attach && settings.mode == PilotMode::On {
-            self.attacher.look(&self.daemon, settings.left.clone()).await;
+            self.attacher.look(&self.daemon).await;
         }
         let memory = self.read().await?;
         let sights = self.sights(|name| settings.rule(name));

@@ -179,12 +179,18 @@ impl Supervisor {
             daemon.note_end(&name, why.clone());
         }
         // The record goes with QEMU, or by a detach.
-        let lives = daemon.listed(&name).is_some_and(|listing| listing.vmm_lives());
+        let listing = daemon.listed(&name);
+        let lives = listing.as_ref().is_some_and(|listing| listing.vmm_lives());
+        let left = listing.filter(|_| lives).map(|listing| listing.summary().pid);
         let change = if lives { VmChange::Detached } else { VmChange::Ended };
         let events = Arc::clone(daemon.events());
         // Blocks for long: this looks through processes.
         let of = name.clone();
         let forget = move || {
+            // Before its name is free: the pilot must not attach it again.
+            if let Some(Err(error)) = left.map(|pid| daemon.pilot_record().leave(pid)) {
+                tracing::warn!("{of}: the pilot may attach it again: its record: {error}");
+            }
             daemon.forget(&of, &directory);
             // The process was in the group of its VM until it ended.
             cgroup::clear_left(false);

@@ -38,6 +38,9 @@ pub enum ApiError {
     /// The name is in use, or the VM is already managed.
     #[error("{0}")]
     Taken(String),
+    /// Only a client on the host itself may do this.
+    #[error("{0}")]
+    Forbidden(String),
     /// This VM or this host does not allow it.
     #[error("{0}")]
     NotAllowed(String),
@@ -101,6 +104,7 @@ impl ApiError {
             ApiError::Unknown(_) => ErrorCode::UnknownVm,
             ApiError::Over(_) => ErrorCode::VmOver,
             ApiError::Taken(_) => ErrorCode::Taken,
+            ApiError::Forbidden(_) => ErrorCode::Forbidden,
             ApiError::NotAllowed(_) => ErrorCode::NotAllowed,
             ApiError::NotTrusted(_) => ErrorCode::NotTrusted,
             ApiError::NotSet(_) => ErrorCode::NotSet,

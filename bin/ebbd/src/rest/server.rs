@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
+use axum::extract::{Extension, Request, State};
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post, put};
@@ -17,6 +17,7 @@ use ebb_api::{
 use super::events;
 use super::extract::{Asked, Body, Named, unknown_route, wrong_method};
 use super::refusals::{self, about};
+use super::tcp::Client;
 use crate::host::registry::Daemon;
 use crate::host::{apart, asking, history, pilot, pool_keeper, start_vm, top};
 use crate::model::api_error::{Answer, ApiError, failed};
@@ -131,8 +132,14 @@ async fn show_pool(State(daemon): DaemonState) -> Answer<Json<PoolStatus>> {
 
 async fn set_pilot(
     State(daemon): DaemonState,
+    afar: Option<Extension<Client>>,
     Body(request): Body<PilotRequest>,
 ) -> Answer<Json<PilotStatus>> {
+    if afar.is_some() && request.attach == Some(true) {
+        return Err(ApiError::Forbidden(
+            "only the host itself may have VMs attached: `ebb pilot --attach on` there".into(),
+        ));
+    }
     pilot::set(&daemon, &request).map(Json)
 }
 

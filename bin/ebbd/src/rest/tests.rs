@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
+use axum::extract::Extension;
+use axum::http::StatusCode;
 use ebb_api::{ErrorCode, Event, EventType, VmChange};
 use http_body_util::Full;
 use tokio::time::timeout;
 
 use super::server::router;
+use super::tcp::Client;
 use super::testing::{Events, Served, request};
 use crate::host::events::News;
 use crate::host::registry::Daemon;
@@ -209,4 +212,17 @@ async fn commands_that_are_refused_are_events_and_questions_are_not() {
             "- POST /v1/vms/run bad_request",
         ]
     );
+}
+
+#[tokio::test]
+async fn another_machine_has_no_vms_attached() {
+    let home = home();
+    let body = r#"{"mode":"dry_run","attach":true}"#;
+    assert_eq!(home.served.ask("PUT /v1/pilot", body).await.0, StatusCode::OK);
+    let afar = Client(std::net::IpAddr::from([192, 0, 2, 1]));
+    let served = Served::new(router(home.daemon.clone()).layer(Extension(afar)));
+    let (status, refused) = served.refused("PUT /v1/pilot", body).await;
+    assert_eq!((status, refused.code), (403, Some(ErrorCode::Forbidden)), "{refused:?}");
+    let (status, _) = served.ask("PUT /v1/pilot", r#"{"mode":"dry_run"}"#).await;
+    assert_eq!(status, StatusCode::OK);
 }

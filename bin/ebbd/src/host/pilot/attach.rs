@@ -36,9 +36,8 @@ struct Tried {
 }
 
 impl Attacher {
-    /// Begins to attach the next VM, unless one is being attached. `left` are those that an operator
-    /// has detached.
-    pub async fn look(&mut self, daemon: &Daemon, left: Vec<Left>) {
+    /// Begins to attach the next VM, unless one is being attached.
+    pub async fn look(&mut self, daemon: &Daemon) {
         if let Some(task) = self.under_way.take_if(|task| task.is_finished())
             && let Ok(Some(tried)) = task.await
         {
@@ -51,15 +50,15 @@ impl Attacher {
         if self.under_way.is_none() && is_due {
             self.looked = Some(Instant::now());
             self.failed.retain(|_, at| at.elapsed() < AGAIN);
-            let except = left.into_iter().chain(self.failed.keys().copied()).collect();
-            self.under_way = Some(tokio::spawn(attach_next(daemon.clone(), except)));
+            let failed = self.failed.keys().copied().collect();
+            self.under_way = Some(tokio::spawn(attach_next(daemon.clone(), failed)));
         }
     }
 }
 
-/// Attaches the first VM that can be managed, is not managed and is not among `except`. Returns it
-/// if that failed.
-async fn attach_next(daemon: Daemon, except: Vec<Left>) -> Option<Tried> {
+/// Attaches the first VM that can be managed, is not managed, was not detached and is not among
+/// `failed`. Returns it if that failed.
+async fn attach_next(daemon: Daemon, failed: Vec<Left>) -> Option<Tried> {
     let found = match apart(ebb_observe::discover).await {
         Ok(Ok(found)) => found,
         Ok(Err(error)) | Err(error) => {
@@ -67,14 +66,22 @@ async fn attach_next(daemon: Daemon, except: Vec<Left>) -> Option<Tried> {
             return None;
         }
     };
+    // As it is now: looking took a while.
+    let settings = daemon.pilot_record().settings();
+    if !settings.attach {
+        return None;
+    }
     let managed: Vec<i32> =
         daemon.listings().iter().map(|(_, listing)| listing.summary().pid).collect();
     let is_new = |vm: &Found| vm.obstacle.is_none() && !managed.contains(&vm.pid);
     let (process, vm) = found.into_iter().filter(is_new).find_map(|vm| {
         let process = Left::of(vm.pid)?;
-        (!except.contains(&process)).then_some((process, vm))
+        let is_left = settings.left.contains(&process) || failed.contains(&process);
+        (!is_left).then_some((process, vm))
     })?;
-    let name = VmName::of_vm(vm.name.as_deref(), vm.pid, |name| daemon.is_known(name))?;
+    // A VM that was detached keeps its directory, and with it its name.
+    let is_taken = |name: &VmName| daemon.is_known(name) || daemon.site().directory(name).exists();
+    let name = VmName::of_vm(vm.name.as_deref(), vm.pid, is_taken)?;
     let request =
         AttachRequest { name: name.clone(), pid: vm.pid, qmp: None, mode: None, min_order: None };
     tracing::info!("the pilot: attaches process {} as {name}", vm.pid);
