@@ -104,7 +104,7 @@ impl Daemon {
     }
 
     /// What the host and its VMs were like.
-    pub(super) fn history(&self) -> &Arc<HistoryKeeper> {
+    pub fn history(&self) -> &Arc<HistoryKeeper> {
         &self.history
     }
 
