@@ -15,7 +15,7 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use ebb_api::{HISTORY_LONG_S, HISTORY_LONG_STEP_S, HISTORY_S, Top};
+use ebb_api::{HISTORY_LONG_S, HISTORY_LONG_STEP_S, HISTORY_S, HISTORY_STEP_S, Top};
 use redb::{Builder, Database, Error, ReadTransaction, ReadableTable, Table, TableDefinition};
 
 use super::merge::Merging;
@@ -100,7 +100,8 @@ impl Store {
         Ok(Store { file, bytes, most_bytes: MOST_BYTES })
     }
 
-    /// Adds a moment, and removes those that are too old, or too much.
+    /// Adds a moment, and removes those that are too old, or too much, and those that a clock has
+    /// left that was ahead: they would outlast all that is added.
     ///
     /// # Errors
     /// Those of write(2). The store is of no use any more then.
@@ -111,9 +112,9 @@ impl Store {
         {
             let (mut short, mut long) = (write.open_table(SHORT)?, write.open_table(LONG)?);
             insert(&mut short, top, &mut bytes)?;
-            let last = long.last()?.map_or(0, |(at, _)| at.value());
-            // The clock may have been set back.
-            if last > now || last / HISTORY_LONG_STEP_S < now / HISTORY_LONG_STEP_S {
+            // What comes later is of a clock that was ahead.
+            let last = long.range(..=now)?.next_back().transpose()?.map_or(0, |(at, _)| at.value());
+            if last / HISTORY_LONG_STEP_S < now / HISTORY_LONG_STEP_S {
                 let from = now.saturating_sub(HISTORY_LONG_STEP_S - 1);
                 let mut merging = Merging::default();
                 let _ = each_of(&short, from, now, |top| {
@@ -123,6 +124,9 @@ impl Store {
                 if let Some(merged) = merging.end() {
                     insert(&mut long, &merged, &mut bytes)?;
                 }
+            }
+            for table in [&mut long, &mut short] {
+                remove_after(table, now.saturating_add(HISTORY_STEP_S), &mut bytes)?;
             }
             remove_before(&mut short, now.saturating_sub(HISTORY_S), &mut bytes)?;
             remove_before(&mut long, now.saturating_sub(HISTORY_LONG_S), &mut bytes)?;
@@ -224,6 +228,23 @@ fn remove_before(
             break;
         }
         remove_first(table, bytes)?;
+    }
+    Ok(())
+}
+
+fn remove_after(
+    table: &mut Table<'_, u64, &[u8]>,
+    second: u64,
+    bytes: &mut u64,
+) -> Result<(), StoreError> {
+    for _ in 0..REMOVED_MOST {
+        let last = table.last()?.map(|(at, _)| at.value());
+        if last.is_none_or(|last| last <= second) {
+            break;
+        }
+        if let Some((_, moment)) = table.pop_last()? {
+            *bytes = bytes.saturating_sub(moment.value().len() as u64);
+        }
     }
     Ok(())
 }

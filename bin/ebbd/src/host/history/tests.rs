@@ -377,3 +377,29 @@ fn other_machines_have_so_many_answers_on_their_way() {
     unsent.pop();
     assert!(keeper.readers().admit(Asker::Afar).is_ok());
 }
+
+#[test]
+fn history_goes_on_after_the_clock_was_ahead() {
+    let (top, mut store) = (moment(BEGIN, 7), Store::on(Image::default(), 20_000).unwrap());
+    let mut add = |from: u64, step, count| {
+        let all: Vec<u64> = (from..).step_by(step).take(count).collect();
+        all.iter().for_each(|second| store.add(&at(&top, *second)).unwrap());
+        (all, seconds(&read(&store, 0, u64::MAX).unwrap()))
+    };
+    add(BEGIN + DAY, 15, 300);
+    let (all, found) = add(BEGIN, 15, 60);
+    assert!(found.len() > 5 && all.ends_with(&found), "{found:?}");
+}
+
+#[test]
+fn a_clock_that_was_ahead_leaves_no_more_moments_for_longer() {
+    let (top, mut store) = (moment(BEGIN, 7), store(&Image::default()));
+    // More than are removed at once.
+    let ahead = (BEGIN + DAY..).step_by(300).take(600);
+    let (now, later) = ((BEGIN..).step_by(15).take(60), BEGIN + 2 * DAY);
+    for second in ahead.chain(now).chain([later]) {
+        store.add(&at(&top, second)).unwrap();
+    }
+    let found = seconds(&read(&store, 0, later - 1).unwrap());
+    assert_eq!(found, [BEGIN, BEGIN + 300, BEGIN + 600]);
+}
