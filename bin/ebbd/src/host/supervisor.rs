@@ -181,16 +181,15 @@ impl Supervisor {
         // The record goes with QEMU, or by a detach.
         let lives = daemon.listed(&name).is_some_and(|listing| listing.vmm_lives());
         let change = if lives { VmChange::Detached } else { VmChange::Ended };
-        let events = Arc::clone(daemon.events());
+        let news = Some(News::State(change, why));
         // Blocks for long: this looks through processes.
         let of = name.clone();
         let forget = move || {
-            daemon.forget(&of, &directory);
+            daemon.forget(&of, &directory, news);
             // The process was in the group of its VM until it ended.
             cgroup::clear_left(false);
         };
         apart_or_log(&name, forget).await;
-        events.publish(Some(&name), News::State(change, why));
     }
 }
 
