@@ -5,9 +5,9 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use http_body_util::{BodyExt, Full};
-use hyper::body::{Bytes, Incoming};
+use hyper::body::{Body, Bytes, Frame, Incoming};
 use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
@@ -66,17 +66,19 @@ pub fn follow(
         .block_on(send_local(stream, request))
         .with_context(|| unanswered(log.as_deref()))?;
     let version = || runtime.block_on(daemon.version());
-    read_events(&runtime, response, || restart(&daemon.pid, version().as_deref()), each)
+    read_events(&runtime, response, None, || restart(&daemon.pid, version().as_deref()), each)
 }
 
 /// Calls `each` with the JSON of each event of an answer. Returns whether the stream has ended; else
-/// `each` has broken off.
+/// `each` has broken off. Waits for a part of the answer as long as `patience`, if it is given, for
+/// which the runtime needs a clock.
 ///
 /// # Errors
-/// Those of [`follow`].
+/// Those of [`follow`]; the daemon is silent.
 pub fn read_events(
     runtime: &Runtime,
     mut response: Response<Incoming>,
+    patience: Option<Duration>,
     restart: impl FnOnce() -> String,
     mut each: impl FnMut(&str) -> anyhow::Result<ControlFlow<()>>,
 ) -> anyhow::Result<bool> {
@@ -85,8 +87,7 @@ pub fn read_events(
         bail!(refusal(status, &answer, restart));
     }
     let mut frames = Frames::default();
-    while let Some(frame) = runtime.block_on(response.body_mut().frame()) {
-        let frame = frame.context("ebbd ended the connection in the middle of the events")?;
+    while let Some(frame) = runtime.block_on(next_frame(response.body_mut(), patience))? {
         let Ok(bytes) = frame.into_data() else { continue };
         for event in frames.take(&bytes)? {
             if each(&event)?.is_break() {
@@ -95,6 +96,26 @@ pub fn read_events(
         }
     }
     Ok(true)
+}
+
+/// Returns the next part of a stream of events. `None`: it has ended.
+async fn next_frame<B>(
+    body: &mut B,
+    patience: Option<Duration>,
+) -> anyhow::Result<Option<Frame<Bytes>>>
+where
+    B: Body<Data = Bytes, Error: Into<anyhow::Error>> + Unpin,
+{
+    let frame = match patience {
+        None => body.frame().await,
+        // A host that has lost its power or its network does not say so.
+        Some(patience) => timeout(patience, body.frame()).await.map_err(|_| {
+            let seconds = patience.as_secs();
+            anyhow!("the other host is silent for {seconds} s: it, or the network, is gone")
+        })?,
+    };
+    let broken = "ebbd ended the connection in the middle of the events";
+    frame.transpose().map_err(Into::into).context(broken)
 }
 
 /// Sends as [`call`] does to the daemon that listens at this socket, and waits no longer than
@@ -232,4 +253,44 @@ pub fn refusal(status: StatusCode, answer: &[u8], restart: impl FnOnce() -> Stri
     let text = String::from_utf8_lossy(answer);
     let text = if text.is_empty() { text } else { format!(": {text}").into() };
     format!("ebbd answered {status}{text}; {}", restart())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::pin::Pin;
+    use std::task::{self, Poll};
+
+    use super::*;
+
+    /// A host that says this, and then nothing any more.
+    struct Gone(Option<&'static str>);
+
+    impl Body for Gone {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut task::Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            match self.0.take() {
+                Some(said) => Poll::Ready(Some(Ok(Frame::data(said.into())))),
+                None => Poll::Pending,
+            }
+        }
+    }
+
+    #[test]
+    fn a_host_that_has_vanished_is_waited_for_no_longer_than_patience() {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let (mut body, patience) = (Gone(Some(": alive")), Some(Duration::from_millis(1)));
+        let mut next = || runtime.block_on(next_frame(&mut body, patience));
+        let alive = next().unwrap().unwrap().into_data().unwrap();
+        assert_eq!(alive, ": alive");
+        let why = next().unwrap_err().to_string();
+        assert!(why.starts_with("the other host is silent for "), "{why}");
+        let mut ended = Full::new(Bytes::new());
+        assert!(runtime.block_on(next_frame(&mut ended, patience)).unwrap().is_none());
+    }
 }

@@ -30,6 +30,8 @@ use crate::client;
 
 /// Longest wait for a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
+/// Longest silence on a stream of events. The daemon sends a sign of life each 15 s.
+const SILENCE_LIMIT: Duration = Duration::from_secs(45);
 const TOKEN_FILE_MOST_BYTES: u64 = 4 << 10;
 const CA_FILE_MOST_BYTES: u64 = 16 << 20;
 const PORT: u16 = 443;
@@ -181,7 +183,7 @@ impl Remote {
     /// Does what [`client::follow`] does.
     ///
     /// # Errors
-    /// Those of [`client::follow`], or there is no connection.
+    /// Those of [`client::follow`]; there is no connection, or the host is silent.
     pub fn follow(
         &self,
         path: &str,
@@ -189,7 +191,7 @@ impl Remote {
     ) -> anyhow::Result<bool> {
         let runtime = runtime()?;
         let response = runtime.block_on(self.send(Method::GET, path, Vec::new()))?;
-        client::read_events(&runtime, response, || self.releases(), each)
+        client::read_events(&runtime, response, Some(SILENCE_LIMIT), || self.releases(), each)
     }
 
     async fn send(

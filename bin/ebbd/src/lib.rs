@@ -301,7 +301,9 @@ async fn listen(
     let router = server::router(daemon);
     let serving_others = async {
         match remote {
-            Some(remote) => remote.serve(router.clone(), asked_to_end(1)?, asked_to_end(2)?).await,
+            Some(remote) => {
+                remote.serve_apart(router.clone(), asked_to_end(1)?, asked_to_end(2)?).await
+            }
             None => Ok(()),
         }
     };

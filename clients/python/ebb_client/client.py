@@ -78,7 +78,9 @@ class Client(Connection):
         GET /v1/history
 
         Raises EbbError. 400: The request makes no sense, or asks for too many moments. 422: There
-        is no history. 500: The operation failed.
+        is no history, or the answer would be longer than 32 MiB. 500: The operation failed. 503:
+        History is being read for another request, or other machines have not taken their answers
+        yet.
 
         vm: Tell of this VM only; null: of all.
 

@@ -53,13 +53,18 @@ impl HistoryQuery {
         self.step.unwrap_or(HISTORY_STEP_S).max(HISTORY_STEP_S)
     }
 
+    /// Most moments in the answer.
+    pub fn points_max(&self) -> u64 {
+        HISTORY_POINTS_MAX[usize::from(self.vm.is_some())]
+    }
+
     /// Checks that the answer has a bounded number of moments.
     pub fn check(&self) -> Result<(), BadRequest> {
         let HistoryQuery { from, to, .. } = *self;
         ensure(from <= to, || {
             format!("from {from} to {to} is no time: give the earlier one first")
         })?;
-        let most = HISTORY_POINTS_MAX[usize::from(self.vm.is_some())];
+        let most = self.points_max();
         let points = (to - from) / self.step_s() + 1;
         ensure(points <= most, || {
             let step = (to - from) / (most - 1) + 1;

@@ -300,8 +300,11 @@ mod v1 {
         (status = 200, body = History),
         (status = 400, body = ApiErrorBody, description = "The request makes no sense, or asks for \
             too many moments."),
-        (status = 422, body = ApiErrorBody, description = "There is no history."),
+        (status = 422, body = ApiErrorBody, description = "There is no history, or the answer \
+            would be longer than 32 MiB."),
         (status = 500, body = ApiErrorBody, description = "The operation failed."),
+        (status = 503, body = ApiErrorBody, description = "History is being read for another \
+            request, or other machines have not taken their answers yet."),
     ))]
     fn history() {}
 

@@ -3,23 +3,28 @@
 
 mod merge;
 mod store;
+mod tell;
 
 use std::fs::DirBuilder;
+use std::ops::ControlFlow;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use ebb_api::{HISTORY_STEP_S, History, HistoryQuery, Top};
+use ebb_api::{HISTORY_STEP_S, HistoryQuery, Top};
 use ebb_units::Bytes;
 use rustix::fs::statvfs;
 
 use self::merge::merge;
 use self::store::{Store, StoreError};
+use self::tell::Readers;
 use super::apart::apart;
 use super::registry::Daemon;
 use super::top;
 use crate::model::api_error::{Answer, not_allowed};
+
+pub use self::tell::tell;
 
 /// The file in the logs' directory.
 const FILE: &str = "history.redb";
@@ -35,6 +40,7 @@ pub struct HistoryKeeper {
     least_free_bytes: u64,
     /// None: it is to be opened.
     store: Mutex<Option<Box<Store>>>,
+    readers: Readers,
 }
 
 impl HistoryKeeper {
@@ -44,6 +50,7 @@ impl HistoryKeeper {
             path: directory.join(FILE),
             least_free_bytes: LEAST_FREE_BYTES,
             store: Mutex::default(),
+            readers: Readers::default(),
         })
     }
 
@@ -86,13 +93,21 @@ impl HistoryKeeper {
         self.with(|store| store.add(top))
     }
 
-    /// What is on record.
-    fn read(&self, query: &HistoryQuery) -> Answer<Vec<Top>> {
+    /// Who may read now.
+    pub fn readers(&self) -> &Readers {
+        &self.readers
+    }
+
+    /// Calls `each` with the moments on record that are asked for, until it breaks off. What is
+    /// written down meanwhile does not wait.
+    fn each(&self, query: &HistoryQuery, each: impl FnMut(Top) -> ControlFlow<()>) -> Answer<()> {
+        let refused = |why: String| not_allowed(format!("there is no history: {why}"));
         if !self.path.exists() {
-            return Ok(Vec::new());
+            return Ok(());
         }
-        let read = self.with(|store| store.read(query.from, query.to));
-        read.map_err(|why| not_allowed(format!("there is no history: {why}")))
+        let reading = self.with(|store| store.read()).map_err(refused)?;
+        let read = reading.each(query.from, query.to, each);
+        read.map_err(|error| refused(format!("{}: {error}", self.path.display())))
     }
 }
 
@@ -111,42 +126,13 @@ pub async fn keep(daemon: Daemon) {
             continue;
         }
         let (history, all) = (Arc::clone(daemon.history()), std::mem::take(&mut seen));
-        let written = apart(move || merge(&all).map_or(Ok(()), |top| history.add(&top))).await;
+        let written = apart(move || merge(all).map_or(Ok(()), |top| history.add(&top))).await;
         let error = written.unwrap_or_else(|error| Err(error.to_string())).err();
         if let Some(error) = error.as_ref().filter(|error| before.as_ref() != Some(*error)) {
             tracing::warn!("history is not written down, and Ebb tries again: {error}");
         }
         before = error;
     }
-}
-
-/// Tells what was written down. This may take long.
-///
-/// # Errors
-/// The query makes no sense, or there is no history.
-pub fn tell(daemon: &Daemon, query: &HistoryQuery) -> Answer<History> {
-    query.check()?;
-    let step_s = query.step_s();
-    let all = daemon.history().read(query)?.into_iter().map(|top| only(top, query));
-    let step = |top: &Top| (top.at_unix_ms / 1000).saturating_sub(query.from) / step_s;
-    let (mut points, mut group): (Vec<Top>, Vec<Top>) = (Vec::new(), Vec::new());
-    for top in all {
-        if group.last().is_some_and(|last| step(last) != step(&top)) {
-            points.extend(merge(&group));
-            group.clear();
-        }
-        group.push(top);
-    }
-    points.extend(merge(&group));
-    Ok(History { step_s, points })
-}
-
-/// The moment without the VMs that nobody asked for.
-fn only(mut top: Top, query: &HistoryQuery) -> Top {
-    if let Some(wanted) = &query.vm {
-        top.vms.retain(|vm| vm.name == *wanted);
-    }
-    top
 }
 
 #[cfg(test)]

@@ -119,7 +119,7 @@ fn await_start(daemon: &Daemon, name: VmName, directory: PathBuf, process: VmPro
             return Supervisor::of(&daemon, name).begin(None);
         }
         let of = name.clone();
-        apart_or_log(&name, move || daemon.forget(&of, &directory)).await;
+        apart_or_log(&name, move || daemon.forget(&of, &directory, None)).await;
     });
 }
 

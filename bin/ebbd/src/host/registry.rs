@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use ebb_api::{Calibration, VmName, advice};
 use ebb_store::Table;
 
-use super::events::EventLog;
+use super::events::{EventLog, News};
 use super::history::HistoryKeeper;
 use super::listing::{Listing, Stage};
 use super::pilot::{PilotRecord, PilotState};
@@ -104,7 +104,7 @@ impl Daemon {
     }
 
     /// What the host and its VMs were like.
-    pub(super) fn history(&self) -> &Arc<HistoryKeeper> {
+    pub fn history(&self) -> &Arc<HistoryKeeper> {
         &self.history
     }
 
@@ -193,13 +193,18 @@ impl Daemon {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets a VM that is no longer managed.
-    pub fn forget(&self, name: &VmName, directory: &Path) {
+    /// Forgets a VM that is no longer managed, and tells the `news` of it: before those of the next
+    /// VM of this name, which can be started by then.
+    pub fn forget(&self, name: &VmName, directory: &Path, news: Option<News>) {
         self.clear_away(name, directory);
         if let Some(table) = &self.table {
             table.take_back(name.as_str());
         }
-        self.vms().remove(name);
+        let mut vms = self.vms();
+        if let Some(news) = news {
+            self.events.publish(Some(name), news);
+        }
+        vms.remove(name);
     }
 
     /// Reserves a name and makes its directory. If the directory exists, it belongs to a VM that
@@ -314,7 +319,7 @@ impl Reserved {
     /// ended. This may take long.
     pub fn clear_away(mut self) {
         self.kept = true;
-        self.daemon.forget(&self.name, &self.directory);
+        self.daemon.forget(&self.name, &self.directory, None);
         // The VM's process may have been in the group of its VM until it ended.
         cgroup::clear_left(false);
     }

@@ -183,7 +183,7 @@ impl Supervisor {
         let lives = listing.as_ref().is_some_and(|listing| listing.vmm_lives());
         let left = listing.filter(|_| lives).map(|listing| listing.summary().pid);
         let change = if lives { VmChange::Detached } else { VmChange::Ended };
-        let events = Arc::clone(daemon.events());
+        let news = Some(News::State(change, why));
         // Blocks for long: this looks through processes.
         let of = name.clone();
         let forget = move || {
@@ -191,12 +191,11 @@ impl Supervisor {
             if let Some(Err(error)) = left.map(|pid| daemon.pilot_record().leave(pid)) {
                 tracing::warn!("{of}: the pilot may attach it again: its record: {error}");
             }
-            daemon.forget(&of, &directory);
+            daemon.forget(&of, &directory, news);
             // The process was in the group of its VM until it ended.
             cgroup::clear_left(false);
         };
         apart_or_log(&name, forget).await;
-        events.publish(Some(&name), News::State(change, why));
     }
 }
 

@@ -4,20 +4,21 @@
 use std::sync::Arc;
 
 use axum::extract::{Extension, Request, State};
+use axum::http::header::CONTENT_TYPE;
 use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post, put};
 use axum::{Json, Router};
 use ebb_api::{
-    AttachRequest, Calibration, History, HistoryQuery, PilotRequest, PilotSight, PilotStatus,
-    PoolRequest, PoolStatus, RuleRequest, RunRequest, ShareRequest, Top, Version, VmName,
-    VmSummary, route,
+    AttachRequest, Calibration, HistoryQuery, PilotRequest, PilotSight, PilotStatus, PoolRequest,
+    PoolStatus, RuleRequest, RunRequest, ShareRequest, Top, Version, VmName, VmSummary, route,
 };
 
 use super::events;
 use super::extract::{Asked, Body, Named, unknown_route, wrong_method};
 use super::refusals::{self, about};
 use super::tcp::Client;
+use crate::host::events::Asker;
 use crate::host::registry::Daemon;
 use crate::host::{apart, asking, history, pilot, pool_keeper, start_vm, top};
 use crate::model::api_error::{Answer, ApiError, failed};
@@ -158,8 +159,13 @@ async fn show_top(State(daemon): DaemonState) -> Answer<Json<Top>> {
 async fn show_history(
     State(daemon): DaemonState,
     Asked(query): Asked<HistoryQuery>,
-) -> Answer<Json<History>> {
-    apart(&daemon, move |daemon| history::tell(daemon, &query)).await.map(Json)
+    afar: Option<Extension<Client>>,
+) -> Answer<Response> {
+    query.check()?;
+    let asker = if afar.is_some() { Asker::Afar } else { Asker::Host };
+    let leave = daemon.history().readers().admit(asker)?;
+    let told = apart(&daemon, move |daemon| history::tell(daemon.history(), &query, leave)).await?;
+    Ok(([(CONTENT_TYPE, "application/json")], told).into_response())
 }
 
 async fn set_rule(

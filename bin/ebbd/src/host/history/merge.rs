@@ -2,38 +2,102 @@
 
 use std::collections::BTreeMap;
 
-use ebb_api::{Top, TopVm, VmName};
+use ebb_api::{Top, TopHost, TopVm, VmName};
 
-/// Returns these moments, the latest last, as one: rates are means, whoever waited or missed memory
-/// at any time did so, and all else is as it was last. `None`: there are none.
-pub fn merge(all: &[Top]) -> Option<Top> {
-    let last = all.last()?;
-    let mut vms: BTreeMap<&VmName, Vec<&TopVm>> = BTreeMap::new();
-    for vm in all.iter().flat_map(|top| &top.vms) {
-        vms.entry(&vm.name).or_default().push(vm);
+/// Returns these moments, the latest last, as one. `None`: there are none.
+pub fn merge(all: impl IntoIterator<Item = Top>) -> Option<Top> {
+    let mut merging = Merging::default();
+    all.into_iter().for_each(|top| merging.add(top));
+    merging.end()
+}
+
+/// Moments that become one: rates are means, whoever waited or missed memory at any time did so, and
+/// all else is as it was last. It takes the room of one moment, however many there are.
+#[derive(Default)]
+pub struct Merging {
+    /// When the last one was, and the host then.
+    last: Option<(u64, TopHost)>,
+    stall_permille: Mean,
+    vms: BTreeMap<VmName, MergingVm>,
+}
+
+struct MergingVm {
+    last: TopVm,
+    faults_per_s: Mean,
+    refaulted_bytes_per_s: Mean,
+}
+
+#[derive(Default)]
+struct Mean {
+    sum: u128,
+    count: u128,
+}
+
+impl Merging {
+    /// Adds a moment, later than those before.
+    pub fn add(&mut self, top: Top) {
+        let Top { at_unix_ms, host, vms } = top;
+        self.stall_permille.add(host.stall_permille.map(u64::from));
+        self.last = Some((at_unix_ms, host));
+        for vm in vms {
+            match self.vms.get_mut(&vm.name) {
+                Some(merging) => merging.add(vm),
+                None => drop(self.vms.insert(vm.name.clone(), MergingVm::new(vm))),
+            }
+        }
     }
-    let stall_permille = mean(all.iter().filter_map(|top| top.host.stall_permille.map(u64::from)));
-    let stall_permille = stall_permille.and_then(|permille| u32::try_from(permille).ok());
-    let host = ebb_api::TopHost { stall_permille, ..last.host.clone() };
-    let vms = vms.into_values().filter_map(|seen| merge_vm(&seen)).collect();
-    Some(Top { at_unix_ms: last.at_unix_ms, host, vms })
+
+    /// How many VMs there were.
+    pub fn vms(&self) -> usize {
+        self.vms.len()
+    }
+
+    /// Returns the moment that they are. `None`: there are none.
+    pub fn end(self) -> Option<Top> {
+        let (at_unix_ms, mut host) = self.last?;
+        host.stall_permille =
+            self.stall_permille.get().and_then(|permille| u32::try_from(permille).ok());
+        let vms = self.vms.into_values().map(MergingVm::end).collect();
+        Some(Top { at_unix_ms, host, vms })
+    }
 }
 
-fn merge_vm(seen: &[&TopVm]) -> Option<TopVm> {
-    let last = (*seen.last()?).clone();
-    let mean = |rate: fn(&TopVm) -> Option<u64>| mean(seen.iter().filter_map(|vm| rate(vm)));
-    Some(TopVm {
-        faults_per_s: mean(|vm| vm.faults_per_s),
-        refaulted_bytes_per_s: mean(|vm| vm.refaulted_bytes_per_s),
-        misses_memory: seen.iter().any(|vm| vm.misses_memory),
-        waits: seen.iter().any(|vm| vm.waits),
-        waiting_touches: seen.iter().map(|vm| vm.waiting_touches).max().unwrap_or(0),
-        ..last
-    })
+impl MergingVm {
+    fn new(vm: TopVm) -> MergingVm {
+        let [mut faults_per_s, mut refaulted_bytes_per_s] = [Mean::default(), Mean::default()];
+        faults_per_s.add(vm.faults_per_s);
+        refaulted_bytes_per_s.add(vm.refaulted_bytes_per_s);
+        MergingVm { last: vm, faults_per_s, refaulted_bytes_per_s }
+    }
+
+    fn add(&mut self, vm: TopVm) {
+        self.faults_per_s.add(vm.faults_per_s);
+        self.refaulted_bytes_per_s.add(vm.refaulted_bytes_per_s);
+        let before = std::mem::replace(&mut self.last, vm);
+        self.last.misses_memory |= before.misses_memory;
+        self.last.waits |= before.waits;
+        self.last.waiting_touches = self.last.waiting_touches.max(before.waiting_touches);
+    }
+
+    fn end(self) -> TopVm {
+        TopVm {
+            faults_per_s: self.faults_per_s.get(),
+            refaulted_bytes_per_s: self.refaulted_bytes_per_s.get(),
+            ..self.last
+        }
+    }
 }
 
-fn mean(numbers: impl Iterator<Item = u64>) -> Option<u64> {
-    let (sum, count) =
-        numbers.fold((0u128, 0u128), |(sum, count), number| (sum + u128::from(number), count + 1));
-    u64::try_from(sum.checked_div(count)?).ok()
+impl Mean {
+    fn add(&mut self, number: Option<u64>) {
+        if let Some(number) = number {
+            self.sum += u128::from(number);
+            self.count += 1;
+        }
+    }
+
+    /// `None`: nothing was known.
+    fn get(&self) -> Option<u64> {
+        u64::try_from(self.sum.checked_div(self.count)?).ok()
+    }
 }

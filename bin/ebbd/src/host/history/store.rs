@@ -11,13 +11,14 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::ops::ControlFlow;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use ebb_api::{HISTORY_LONG_S, HISTORY_LONG_STEP_S, HISTORY_S, Top};
-use redb::{Builder, Database, Error, ReadableTable, Table, TableDefinition};
+use ebb_api::{HISTORY_LONG_S, HISTORY_LONG_STEP_S, HISTORY_S, HISTORY_STEP_S, Top};
+use redb::{Builder, Database, Error, ReadTransaction, ReadableTable, Table, TableDefinition};
 
-use super::merge::merge;
+use super::merge::Merging;
 
 type Moments = TableDefinition<'static, u64, &'static [u8]>;
 
@@ -99,7 +100,8 @@ impl Store {
         Ok(Store { file, bytes, most_bytes: MOST_BYTES })
     }
 
-    /// Adds a moment, and removes those that are too old, or too much.
+    /// Adds a moment, and removes those that are too old, or too much, and those that a clock has
+    /// left that was ahead: they would outlast all that is added.
     ///
     /// # Errors
     /// Those of write(2). The store is of no use any more then.
@@ -110,14 +112,21 @@ impl Store {
         {
             let (mut short, mut long) = (write.open_table(SHORT)?, write.open_table(LONG)?);
             insert(&mut short, top, &mut bytes)?;
-            let last = long.last()?.map_or(0, |(at, _)| at.value());
-            // The clock may have been set back.
-            if last > now || last / HISTORY_LONG_STEP_S < now / HISTORY_LONG_STEP_S {
+            // What comes later is of a clock that was ahead.
+            let last = long.range(..=now)?.next_back().transpose()?.map_or(0, |(at, _)| at.value());
+            if last / HISTORY_LONG_STEP_S < now / HISTORY_LONG_STEP_S {
                 let from = now.saturating_sub(HISTORY_LONG_STEP_S - 1);
-                let all = moments(&short, from, now)?;
-                if let Some(merged) = merge(&all) {
+                let mut merging = Merging::default();
+                let _ = each_of(&short, from, now, |top| {
+                    merging.add(top);
+                    ControlFlow::Continue(())
+                })?;
+                if let Some(merged) = merging.end() {
                     insert(&mut long, &merged, &mut bytes)?;
                 }
+            }
+            for table in [&mut long, &mut short] {
+                remove_after(table, now.saturating_add(HISTORY_STEP_S), &mut bytes)?;
             }
             remove_before(&mut short, now.saturating_sub(HISTORY_S), &mut bytes)?;
             remove_before(&mut long, now.saturating_sub(HISTORY_LONG_S), &mut bytes)?;
@@ -130,20 +139,36 @@ impl Store {
         Ok(())
     }
 
-    /// The moments from a second to another one, the latest last.
+    /// Begins to read. Whoever adds a moment does not wait for readers, and they do not see it.
     ///
     /// # Errors
     /// Those of read(2).
-    pub fn read(&self, from: u64, to: u64) -> Result<Vec<Top>, StoreError> {
-        let read = self.file.begin_read()?;
-        let short = read.open_table(SHORT)?;
+    pub fn read(&self) -> Result<Reading, StoreError> {
+        Ok(Reading(self.file.begin_read()?))
+    }
+}
+
+/// All moments, as they were once.
+pub struct Reading(ReadTransaction);
+
+impl Reading {
+    /// Calls `each` with the moments from a second to another one, the latest last, until it breaks
+    /// off.
+    ///
+    /// # Errors
+    /// Those of read(2).
+    pub fn each(
+        &self,
+        from: u64,
+        to: u64,
+        mut each: impl FnMut(Top) -> ControlFlow<()>,
+    ) -> Result<(), StoreError> {
+        let (short, long) = (self.0.open_table(SHORT)?, self.0.open_table(LONG)?);
         let first = short.first()?.map_or(u64::MAX, |(at, _)| at.value());
-        let mut all = Vec::new();
-        if from < first {
-            all = moments(&read.open_table(LONG)?, from, to.min(first.saturating_sub(1)))?;
+        if from < first && each_of(&long, from, to.min(first - 1), &mut each)?.is_break() {
+            return Ok(());
         }
-        all.extend(moments(&short, from, to)?);
-        Ok(all)
+        each_of(&short, from, to, each).map(drop)
     }
 }
 
@@ -162,19 +187,24 @@ fn insert(table: &mut Table<'_, u64, &[u8]>, top: &Top, bytes: &mut u64) -> Resu
     Ok(())
 }
 
-/// The moments that make sense, from a second to another one.
-fn moments(
+/// Calls `each` with the moments that make sense, from a second to another one.
+fn each_of(
     table: &impl ReadableTable<u64, &'static [u8]>,
     from: u64,
     to: u64,
-) -> Result<Vec<Top>, StoreError> {
-    let mut all = Vec::new();
-    if from <= to {
-        for moment in table.range(from..=to)? {
-            all.extend(moment_of(moment?.1.value()));
+    mut each: impl FnMut(Top) -> ControlFlow<()>,
+) -> Result<ControlFlow<()>, StoreError> {
+    if from > to {
+        return Ok(ControlFlow::Continue(()));
+    }
+    for moment in table.range(from..=to)? {
+        if let Some(top) = moment_of(moment?.1.value())
+            && each(top).is_break()
+        {
+            return Ok(ControlFlow::Break(()));
         }
     }
-    Ok(all)
+    Ok(ControlFlow::Continue(()))
 }
 
 /// Parses a moment. What is in the file may be of another release.
@@ -198,6 +228,23 @@ fn remove_before(
             break;
         }
         remove_first(table, bytes)?;
+    }
+    Ok(())
+}
+
+fn remove_after(
+    table: &mut Table<'_, u64, &[u8]>,
+    second: u64,
+    bytes: &mut u64,
+) -> Result<(), StoreError> {
+    for _ in 0..REMOVED_MOST {
+        let last = table.last()?.map(|(at, _)| at.value());
+        if last.is_none_or(|last| last <= second) {
+            break;
+        }
+        if let Some((_, moment)) = table.pop_last()? {
+            *bytes = bytes.saturating_sub(moment.value().len() as u64);
+        }
     }
     Ok(())
 }

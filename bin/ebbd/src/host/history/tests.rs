@@ -3,10 +3,12 @@
 use std::io;
 use std::sync::Arc;
 
-use ebb_api::{HISTORY_LONG_STEP_S, HISTORY_S, MemoryParts, TopVm};
+use ebb_api::{ErrorCode, HISTORY_LONG_STEP_S, HISTORY_S, History, MemoryParts, TopVm};
 use redb::StorageBackend;
 
+use super::tell::Points;
 use super::*;
+use crate::host::events::Asker;
 use crate::host::swap_dir::SwapDir;
 use crate::host::testing;
 
@@ -29,6 +31,24 @@ fn at(top: &Top, second: u64) -> Top {
 
 fn seconds(all: &[Top]) -> Vec<u64> {
     all.iter().map(|top| top.at_unix_ms / 1000).collect()
+}
+
+/// What a store has from a second to another one.
+fn read(store: &Store, from: u64, to: u64) -> Result<Vec<Top>, StoreError> {
+    let mut all = Vec::new();
+    store.read()?.each(from, to, |top| {
+        all.push(top);
+        ControlFlow::Continue(())
+    })?;
+    Ok(all)
+}
+
+/// The moments that a client on this host is told.
+fn told(keeper: &HistoryKeeper, query: &HistoryQuery) -> Answer<Vec<Top>> {
+    let json = tell(keeper, query, keeper.readers().admit(Asker::Host)?)?;
+    let History { step_s, points } = serde_json::from_slice(&json).unwrap();
+    assert_eq!(step_s, query.step_s());
+    Ok(points)
 }
 
 /// A file in memory, of which each write and each change of its length is a step.
@@ -101,7 +121,7 @@ fn a_day_is_whole_and_older_days_have_a_moment_each_five_minutes() {
     let all: Vec<u64> = (BEGIN..BEGIN + 2 * DAY).step_by(60).collect();
     all.iter().for_each(|second| store.add(&at(&top, *second)).unwrap());
     let last = *all.last().unwrap();
-    let found = seconds(&store.read(0, u64::MAX).unwrap());
+    let found = seconds(&read(&store, 0, u64::MAX).unwrap());
     let (old, new): (Vec<u64>, Vec<u64>) =
         found.into_iter().partition(|second| *second < last - HISTORY_S);
     assert_eq!(new, all[all.len() - new.len()..]);
@@ -109,9 +129,9 @@ fn a_day_is_whole_and_older_days_have_a_moment_each_five_minutes() {
     assert!(old.windows(2).all(|pair| pair[1] - pair[0] == HISTORY_LONG_STEP_S), "{old:?}");
     assert_eq!(old.first(), Some(&BEGIN));
     // A part of it.
-    assert_eq!(seconds(&store.read(last - 60, last).unwrap()), [last - 60, last]);
-    assert!(store.read(last + 1, u64::MAX).unwrap().is_empty());
-    assert!(store.read(5, 4).unwrap().is_empty());
+    assert_eq!(seconds(&read(&store, last - 60, last).unwrap()), [last - 60, last]);
+    assert!(read(&store, last + 1, u64::MAX).unwrap().is_empty());
+    assert!(read(&store, 5, 4).unwrap().is_empty());
 }
 
 #[test]
@@ -121,10 +141,14 @@ fn there_is_a_bound_and_the_latest_stays() {
     for number in 0..300 {
         store.add(&at(&top, BEGIN + number * 15)).unwrap();
     }
-    let found = seconds(&store.read(0, u64::MAX).unwrap());
+    let found = seconds(&read(&store, 0, u64::MAX).unwrap());
     assert_eq!(found.last(), Some(&(BEGIN + 299 * 15)));
-    let bytes = lz4_flex::block::compress_prepend_size(&serde_json::to_vec(&top).unwrap()).len();
-    assert!(found.len() > 5 && found.len() <= most as usize / bytes, "{}", found.len());
+    let bytes = |second: &u64| {
+        let text = serde_json::to_vec(&at(&top, *second)).unwrap();
+        lz4_flex::block::compress_prepend_size(&text).len() as u64
+    };
+    let all = found.iter().map(bytes).sum::<u64>();
+    assert!(found.len() > 5 && all <= most, "{} take {all}", found.len());
 }
 
 #[test]
@@ -144,7 +168,7 @@ fn a_process_that_dies_at_any_write_loses_nothing_that_it_has_added() {
         let done = added.iter().filter(|(_, after)| *after <= number + 1);
         let done: Vec<u64> = done.map(|(second, _)| *second).collect();
         let mut again = Store::on(Image::of(bytes), u64::MAX).unwrap();
-        let found = seconds(&again.read(0, u64::MAX).unwrap());
+        let found = seconds(&read(&again, 0, u64::MAX).unwrap());
         assert!(found.starts_with(&done) && found.len() <= done.len() + 1, "{number}: {found:?}");
         again.add(&at(&top, BEGIN + DAY / 2)).unwrap();
     }
@@ -168,7 +192,7 @@ fn without_room_nothing_is_written_and_nothing_that_was_is_lost() {
         }
         image.0.lock().unwrap().room = 0;
         count += usize::from(added.len() < 6);
-        let found = Store::on(image, u64::MAX).and_then(|store| store.read(0, u64::MAX));
+        let found = Store::on(image, u64::MAX).and_then(|store| read(&store, 0, u64::MAX));
         match found {
             Ok(found) => assert!(seconds(&found).starts_with(&added), "{room}"),
             Err(error) => assert!(added.is_empty(), "{room}: {error}"),
@@ -186,13 +210,13 @@ fn several_moments_become_one() {
     both.vms.push(TopVm { misses_memory: true, ..second.vms[0].clone() });
     second.vms[0].faults_per_s = None;
     second.vms[0].parts = Some(MemoryParts { empty_bytes: 5, ..MemoryParts::default() });
-    let merged = merge(&[first, both, second.clone()]).unwrap();
+    let merged = merge([first, both, second.clone()]).unwrap();
     assert_eq!(merged.at_unix_ms, second.at_unix_ms);
     let [gone, web] = &merged.vms[..] else { panic!("{merged:?}") };
     assert_eq!((gone.name.as_str(), gone.waits, gone.faults_per_s), ("gone", true, Some(10)));
     assert_eq!((web.misses_memory, web.faults_per_s), (true, Some(20)));
     assert_eq!(web.parts, second.vms[0].parts);
-    assert_eq!(merge(&[]), None);
+    assert_eq!(merge([]), None);
 }
 
 #[test]
@@ -201,38 +225,38 @@ fn a_history_that_cannot_be_written_comes_back() {
     let directory = run.path().join("logs");
     let keeper = HistoryKeeper::new(&directory);
     let query = HistoryQuery { vm: None, from: BEGIN, to: BEGIN + 900, step: None };
-    assert_eq!(keeper.read(&query).unwrap(), []);
+    assert_eq!(told(&keeper, &query).unwrap(), []);
     // Something else is in its place.
     std::fs::write(&directory, "").unwrap();
     let top = moment(BEGIN, 7);
     assert!(keeper.add(&top).unwrap_err().contains("history.redb"));
-    assert_eq!(keeper.read(&query).unwrap(), []);
+    assert_eq!(told(&keeper, &query).unwrap(), []);
     std::fs::remove_file(&directory).unwrap();
     keeper.add(&top).unwrap();
-    assert_eq!(seconds(&keeper.read(&query).unwrap()), [BEGIN]);
+    assert_eq!(seconds(&told(&keeper, &query).unwrap()), [BEGIN]);
     // Another daemon has it.
     let other = HistoryKeeper::new(&directory);
     assert!(other.add(&top).is_err());
-    let refused = other.read(&query).unwrap_err().to_string();
+    let refused = told(&other, &query).unwrap_err().to_string();
     assert!(refused.starts_with("there is no history: "), "{refused}");
     // The next daemon.
     drop(keeper);
     let again = HistoryKeeper::new(&directory);
-    assert_eq!(seconds(&again.read(&query).unwrap()), [BEGIN]);
+    assert_eq!(seconds(&told(&again, &query).unwrap()), [BEGIN]);
     again.add(&at(&top, BEGIN + 15)).unwrap();
-    assert_eq!(seconds(&again.read(&query).unwrap()), [BEGIN, BEGIN + 15]);
+    assert_eq!(seconds(&told(&again, &query).unwrap()), [BEGIN, BEGIN + 15]);
 }
 
 #[test]
 fn room_is_left_to_others() {
     let run = tempfile::tempdir().unwrap();
     let least_free_bytes = u64::MAX;
-    let (path, store) = (run.path().join(FILE), Mutex::default());
-    let keeper = HistoryKeeper { path, least_free_bytes, store };
+    let (path, store, readers) = (run.path().join(FILE), Mutex::default(), Readers::default());
+    let keeper = HistoryKeeper { path, least_free_bytes, store, readers };
     let refused = keeper.add(&moment(BEGIN, 7)).unwrap_err();
     assert!(refused.contains(" left, and must keep "), "{refused}");
     let query = HistoryQuery { vm: None, from: BEGIN, to: BEGIN, step: None };
-    assert_eq!(keeper.read(&query).unwrap(), []);
+    assert_eq!(told(&keeper, &query).unwrap(), []);
     assert_eq!(std::fs::read_dir(run.path()).unwrap().count(), 0, "nothing is made");
 }
 
@@ -252,22 +276,134 @@ fn a_file_that_makes_no_sense_is_put_aside() {
 #[test]
 fn clients_are_told_what_they_ask_for() {
     let run = tempfile::tempdir().unwrap();
-    let daemon = testing::daemon(run.path(), SwapDir::new(run.path(), None).unwrap());
-    let top = moment(BEGIN, 7);
+    let (keeper, top) = (HistoryKeeper::new(run.path()), moment(BEGIN, 7));
     for number in 0..8 {
-        daemon.history().add(&at(&top, BEGIN + 15 * number)).unwrap();
+        keeper.add(&at(&top, BEGIN + 15 * number)).unwrap();
     }
-    let tell = |vm: Option<&str>, step| {
+    let told = |vm: Option<&str>, step| {
         let vm = vm.map(|name| name.parse().unwrap());
-        tell(&daemon, &HistoryQuery { vm, from: BEGIN, to: BEGIN + 200, step })
+        told(&keeper, &HistoryQuery { vm, from: BEGIN, to: BEGIN + 200, step })
     };
-    let all = tell(None, None).unwrap();
-    assert_eq!((all.step_s, all.points.len()), (15, 8));
-    let steps = tell(Some("web"), Some(60)).unwrap();
-    assert_eq!(seconds(&steps.points), [BEGIN + 45, BEGIN + 105]);
-    assert_eq!(steps.points[0].vms.len(), 1);
-    assert!(tell(Some("nobody"), None).unwrap().points.iter().all(|top| top.vms.is_empty()));
+    assert_eq!(told(None, None).unwrap().len(), 8);
+    let steps = told(Some("web"), Some(60)).unwrap();
+    assert_eq!(seconds(&steps), [BEGIN + 45, BEGIN + 105]);
+    assert_eq!(steps[0].vms.len(), 1);
+    assert!(told(Some("nobody"), None).unwrap().iter().all(|top| top.vms.is_empty()));
     let query = HistoryQuery { vm: None, from: 0, to: DAY, step: None };
-    let refused = super::tell(&daemon, &query).unwrap_err().to_string();
+    let refused = super::tests::told(&keeper, &query).unwrap_err().to_string();
     assert!(refused.contains("give a step of"), "{refused}");
+}
+
+#[test]
+fn all_of_history_is_one_point() {
+    let run = tempfile::tempdir().unwrap();
+    let (keeper, top) = (HistoryKeeper::new(run.path()), moment(BEGIN, 7));
+    for number in 0..50 {
+        let mut top = at(&top, BEGIN + 15 * number);
+        top.vms[0].faults_per_s = Some(number);
+        keeper.add(&top).unwrap();
+    }
+    let query = HistoryQuery { vm: None, from: 0, to: u64::MAX, step: Some(u64::MAX) };
+    let points = told(&keeper, &query).unwrap();
+    assert_eq!(seconds(&points), [BEGIN + 15 * 49]);
+    assert_eq!(points[0].vms[0].faults_per_s, Some(24));
+}
+
+#[test]
+fn an_answer_is_bounded_in_points_and_in_bytes() {
+    let query = |vm: Option<&str>| {
+        let vm = vm.map(|name| name.parse().unwrap());
+        HistoryQuery { vm, from: BEGIN, to: BEGIN, step: None }
+    };
+    let top = moment(BEGIN, 7);
+    let mut all = (0..).map(|number| at(&top, BEGIN + 15 * number));
+    for (query, most) in [(query(None), 100), (query(Some("web")), 1000)] {
+        let mut points = Points::new(&query, usize::MAX);
+        // Breaks off, although there is always another moment.
+        assert!(all.any(|top| points.add(top).is_break()));
+        let history: History = serde_json::from_slice(&points.json().unwrap()).unwrap();
+        assert_eq!(history.points.len(), most);
+    }
+    let query = query(None);
+    let mut points = Points::new(&query, 5000);
+    assert!(all.any(|top| points.add(top).is_break()));
+    let refused = points.json().unwrap_err().to_string();
+    assert!(refused.contains("ask for one VM"), "{refused}");
+    // A step with another VM in each moment.
+    let query = HistoryQuery { to: u64::MAX, step: Some(u64::MAX), ..query };
+    let mut points = Points::new(&query, usize::MAX);
+    let others = (0..).map(|number| {
+        let mut top = at(&top, BEGIN + number);
+        top.vms[0].name = format!("vm{number}").parse().unwrap();
+        top
+    });
+    assert!(others.into_iter().any(|top| points.add(top).is_break()));
+    assert!(points.json().is_err());
+}
+
+#[test]
+fn one_history_is_read_at_a_time_and_what_is_written_does_not_wait() {
+    let run = tempfile::tempdir().unwrap();
+    let (keeper, top) = (HistoryKeeper::new(run.path()), moment(BEGIN, 7));
+    keeper.add(&top).unwrap();
+    let query = HistoryQuery { vm: None, from: BEGIN, to: BEGIN + 900, step: None };
+    let leave = keeper.readers().admit(Asker::Afar).unwrap();
+    let mut count = 0;
+    let each = |_| {
+        let refused = keeper.readers().admit(Asker::Host).err().unwrap();
+        assert_eq!(refused.code(), ErrorCode::Unavailable);
+        let second = BEGIN + 15 * (count + 1);
+        // Neither waits for this reading, nor is read by it.
+        keeper.add(&at(&top, second)).unwrap();
+        count += 1;
+        ControlFlow::Continue(())
+    };
+    keeper.each(&query, each).unwrap();
+    assert_eq!(count, 1);
+    drop(leave);
+    assert_eq!(seconds(&told(&keeper, &query).unwrap()), [BEGIN, BEGIN + 15]);
+}
+
+#[test]
+fn other_machines_have_so_many_answers_on_their_way() {
+    let run = tempfile::tempdir().unwrap();
+    let keeper = HistoryKeeper::new(run.path());
+    let query = HistoryQuery { vm: None, from: 0, to: 0, step: None };
+    let mut unsent = Vec::new();
+    let refused = loop {
+        match keeper.readers().admit(Asker::Afar) {
+            Ok(leave) => unsent.push(tell(&keeper, &query, leave).unwrap()),
+            Err(refused) => break refused,
+        }
+    };
+    assert_eq!((unsent.len(), refused.code()), (3, ErrorCode::Unavailable));
+    assert_eq!(told(&keeper, &query).unwrap(), [], "this host is told");
+    unsent.pop();
+    assert!(keeper.readers().admit(Asker::Afar).is_ok());
+}
+
+#[test]
+fn history_goes_on_after_the_clock_was_ahead() {
+    let (top, mut store) = (moment(BEGIN, 7), Store::on(Image::default(), 20_000).unwrap());
+    let mut add = |from: u64, step, count| {
+        let all: Vec<u64> = (from..).step_by(step).take(count).collect();
+        all.iter().for_each(|second| store.add(&at(&top, *second)).unwrap());
+        (all, seconds(&read(&store, 0, u64::MAX).unwrap()))
+    };
+    add(BEGIN + DAY, 15, 300);
+    let (all, found) = add(BEGIN, 15, 60);
+    assert!(found.len() > 5 && all.ends_with(&found), "{found:?}");
+}
+
+#[test]
+fn a_clock_that_was_ahead_leaves_no_more_moments_for_longer() {
+    let (top, mut store) = (moment(BEGIN, 7), store(&Image::default()));
+    // More than are removed at once.
+    let ahead = (BEGIN + DAY..).step_by(300).take(600);
+    let (now, later) = ((BEGIN..).step_by(15).take(60), BEGIN + 2 * DAY);
+    for second in ahead.chain(now).chain([later]) {
+        store.add(&at(&top, second)).unwrap();
+    }
+    let found = seconds(&read(&store, 0, later - 1).unwrap());
+    assert_eq!(found, [BEGIN, BEGIN + 300, BEGIN + 600]);
 }

@@ -11,6 +11,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
+use ebb_api::VmChange;
+
+use crate::host::events::{Asker, Filter};
 use crate::host::testing::daemon;
 use crate::system::starting::Qemu;
 
@@ -174,4 +177,27 @@ fn others_do_not_wait_for_what_one_vm_left() {
         assert!(!reserving.join().unwrap(), "an empty record is none");
     });
     assert!(daemon.vms().is_empty());
+}
+
+/// Else the end of a VM could be told after the start of the next one of its name.
+#[tokio::test]
+async fn the_end_of_a_vm_is_told_when_its_name_is_free() {
+    let home = tempfile::tempdir().unwrap();
+    let daemon = daemon(home.path(), SwapDir::new(home.path(), None).unwrap());
+    let web: VmName = "web".parse().unwrap();
+    let all = Filter::new(None, &[]);
+    let mut reader = daemon.events().read(all, None, true, Asker::Host).unwrap();
+    for _ in 0..100 {
+        daemon.vms().insert(web.clone(), None);
+        let (of, name) = (daemon.clone(), web.clone());
+        let forgetting = thread::spawn(move || {
+            let ended = News::State(VmChange::Ended, None);
+            of.forget(&name, &of.site.directory(&name), Some(ended));
+        });
+        assert_eq!(reader.next().await.unwrap().vm.as_ref().unwrap(), &web);
+        assert!(!daemon.is_known(&web));
+        daemon.events().publish(Some(&web), News::State(VmChange::Started, None));
+        forgetting.join().unwrap();
+        reader.next().await.unwrap();
+    }
 }

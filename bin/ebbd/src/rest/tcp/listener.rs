@@ -11,6 +11,7 @@ use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpStream;
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -26,6 +27,9 @@ use crate::rest::http;
 const PAUSE: Duration = Duration::from_secs(1);
 /// Most bytes of the headers of a request.
 const HEAD_MOST_BYTES: usize = 16 << 10;
+
+/// Threads for what takes long in requests. Those of this host have others.
+const BLOCKING_THREADS: usize = 8;
 
 /// How long a client may take.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +63,28 @@ pub struct Listener {
 }
 
 impl Listener {
+    /// Does what [`Listener::serve`] does, on a thread of its own: what clients have it compute, as
+    /// for the handshakes of TLS, holds up no VM and nobody on this host.
+    ///
+    /// # Errors
+    /// Those of [`Listener::serve`]; there is no thread.
+    pub async fn serve_apart(
+        self,
+        router: Router,
+        ended: impl Future<Output = ()> + Send + 'static,
+        at_once: impl Future<Output = ()> + Send + 'static,
+    ) -> io::Result<()> {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .max_blocking_threads(BLOCKING_THREADS)
+            .thread_name("ebbd-tls")
+            .enable_all()
+            .build()?;
+        let serving = runtime.spawn(self.serve(router, ended, at_once));
+        let _runtime = Apart(Some(runtime));
+        serving.await.map_err(io::Error::other)?
+    }
+
     /// Serves until `ended`, and then until all requests under way are answered: as long as
     /// [`http::serve`] waits, and only until `at_once`.
     ///
@@ -108,6 +134,15 @@ impl Listener {
             () = at_once => {}
         }
         Ok(())
+    }
+}
+
+/// A runtime that ends without waiting for its threads. Another one may not wait.
+struct Apart(Option<Runtime>);
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(Runtime::shutdown_background);
     }
 }
 

@@ -107,7 +107,7 @@ impl Served {
         let ended = async move {
             let _ = ended.await;
         };
-        let serving = tokio::spawn(listener.serve(router, ended, std::future::pending()));
+        let serving = tokio::spawn(listener.serve_apart(router, ended, std::future::pending()));
         Served { address, client: TlsConnector::from(Arc::new(config)), end: Some(end), serving }
     }
 
@@ -187,6 +187,20 @@ async fn a_token_allows_what_its_role_says() {
     }
     let answer = served.ask(request(get, "/v1/vms", None, Bytes::new())).await;
     assert!(answer.headers().contains_key(header::WWW_AUTHENTICATE));
+}
+
+#[tokio::test]
+async fn other_machines_are_served_on_a_thread_of_their_own() {
+    let name = || std::thread::current().name().map(str::to_owned).expect("a name");
+    let names = get(move || async move {
+        let blocking = tokio::task::spawn_blocking(name).await.expect("no panic");
+        Json([name(), blocking])
+    });
+    let served = Served::new(Router::new().route(route::VMS, names), PATIENT);
+    let answer = served.ask(request(Method::GET, "/v1/vms", Some(READ), Bytes::new())).await;
+    let body = answer.into_body().collect().await.expect("a body").to_bytes();
+    let names: [String; 2] = serde_json::from_slice(&body).expect("names");
+    assert_eq!(names, ["ebbd-tls", "ebbd-tls"]);
 }
 
 #[tokio::test]
