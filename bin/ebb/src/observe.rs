@@ -56,19 +56,18 @@ struct Watched {
 
 impl Watched {
     fn look(&mut self) -> anyhow::Result<Vec<ObservedVm>> {
-        let all = ebb_observe::discover().context("/proc")?;
+        let all = ebb_observe::running().context("/proc")?;
+        let runs = |pid: &i32| all.iter().any(|(running, _)| running == pid);
         for pid in &self.pids {
-            let is_there = all.iter().any(|found| found.pid == *pid);
-            ensure!(is_there, "process {pid} is no QEMU: ebb discover shows those that run");
+            ensure!(runs(pid), "process {pid} is no QEMU: ebb discover shows those that run");
         }
-        self.open.retain(|pid, _| all.iter().any(|found| found.pid == *pid));
-        let wanted =
-            all.into_iter().filter(|vm| self.pids.is_empty() || self.pids.contains(&vm.pid));
-        Ok(wanted.collect::<Vec<_>>().into_iter().map(|found| self.look_at(found)).collect())
+        self.open.retain(|pid, _| runs(pid));
+        let is_wanted = |pid: &i32| self.pids.is_empty() || self.pids.contains(pid);
+        let wanted: Vec<_> = all.into_iter().filter(|(pid, _)| is_wanted(pid)).collect();
+        Ok(wanted.into_iter().map(|(pid, name)| self.look_at(pid, name)).collect())
     }
 
-    fn look_at(&mut self, found: Found) -> ObservedVm {
-        let Found { pid, name, .. } = found;
+    fn look_at(&mut self, pid: i32, name: Option<String>) -> ObservedVm {
         let new = || Watch::open(pid).map_err(|why| why.to_string());
         let looked = match self.open.entry(pid).or_insert_with(new) {
             Ok(watch) => watch.look().map_err(|why| why.to_string()),

@@ -60,10 +60,23 @@ pub struct Found {
 /// # Errors
 /// As reading `/proc`.
 pub fn discover() -> io::Result<Vec<Found>> {
+    let managers = managers(&fs::read_to_string(USERS).unwrap_or_default());
+    Ok(qemus()?.filter_map(|(process, line)| found(&process, &line, &managers)).collect())
+}
+
+/// Finds process and name of every QEMU on this host, in the order of their processes. Does not look
+/// for what stands in the way of managing it.
+///
+/// # Errors
+/// As reading `/proc`.
+pub fn running() -> io::Result<Vec<(i32, Option<String>)>> {
+    Ok(qemus()?.map(|(process, line)| (process.pid(), line.name())).collect())
+}
+
+fn qemus() -> io::Result<impl Iterator<Item = (Process, CommandLine)>> {
     let mut pids = Process::numbers()?;
     pids.sort_unstable();
-    let managers = managers(&fs::read_to_string(USERS).unwrap_or_default());
-    Ok(pids.into_iter().filter_map(|pid| found(pid, &managers)).collect())
+    Ok(pids.into_iter().filter_map(qemu))
 }
 
 /// The numbers of root and of the users of [`MANAGERS`].
@@ -76,16 +89,21 @@ fn managers(users: &str) -> Vec<u32> {
     users.lines().filter_map(number).chain([0]).collect()
 }
 
-fn found(pid: i32, managers: &[u32]) -> Option<Found> {
+/// The process and its command line, if it is a QEMU.
+fn qemu(pid: i32) -> Option<(Process, CommandLine)> {
     let process = Process::open(pid).ok()?;
     let program = CommandLine::new(process.command_line_within(PROGRAM_MAX).ok()?).program();
     if !is_qemu(&process.program().unwrap_or_default()) && !is_qemu(Path::new(&program)) {
         return None;
     }
     let line = CommandLine::new(process.command_line_within(COMMAND_LINE_MAX).ok()?);
-    let manager = Manager::of(&line, &process);
+    Some((process, line))
+}
+
+fn found(process: &Process, line: &CommandLine, managers: &[u32]) -> Option<Found> {
+    let (pid, manager) = (process.pid(), Manager::of(line, process));
     let user = process.user().ok()?;
-    let why = obstacle(&process, &line, manager)
+    let why = obstacle(process, line, manager)
         .or_else(|| (!managers.contains(&user)).then_some(Obstacle::User { pid, user }));
     let shown = |why: Obstacle| {
         let sign = |sign: char| if sign.is_control() { '?' } else { sign };

@@ -22,6 +22,6 @@ mod ram;
 mod view;
 mod watch;
 
-pub use discover::{Found, Manager, discover};
+pub use discover::{Found, Manager, discover, running};
 pub use ram::NoRam;
 pub use watch::{NotKnown, Observed, Usage, Watch};

@@ -77,10 +77,9 @@ struct Row<'a> {
 
 impl Ram {
     /// Finds the RAM that the command line gives.
-    pub(crate) fn find(process: Process) -> Result<Ram, NoRam> {
+    pub(crate) fn find(process: Process, line: &CommandLine) -> Result<Ram, NoRam> {
         let pid = process.pid();
         let io = |source| NoRam::Io { pid, source };
-        let line = CommandLine::new(process.command_line_within(COMMAND_LINE_MAX).map_err(io)?);
         let mappings = process.mappings_within(MAPS_MAX).map_err(io)?;
         let asked = line.ram();
         let bytes = line.ram_bytes();

@@ -16,7 +16,7 @@ const LOOKED_UP_BYTES: u64 = 16 << 20;
 /// Words of a `struct page`.
 const PAGE_WORDS: usize = 8;
 /// Most frames that a look copies, 256 MiB: what is beyond counts as not in memory. Each free block
-/// of 2 MiB costs half a frame of metadata.
+/// of 2 MiB or more costs one frame, of metadata.
 const COPIED_MAX: u64 = 1 << 16;
 /// Most reads across frames. A kernel's note is one of them.
 const SPANS_MAX: usize = 256;

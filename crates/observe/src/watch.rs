@@ -91,7 +91,7 @@ impl Watch {
         let io = |source| NoRam::Io { pid, source };
         let process = Process::open(pid).map_err(io)?;
         let line = CommandLine::new(process.command_line_within(COMMAND_LINE_MAX).map_err(io)?);
-        let ram = Ram::find(process)?;
+        let ram = Ram::find(process, &line)?;
         let ways = ways(ram.bytes(), line.ram_below_4g());
         Ok(Watch { ram, ways, known: None, in_vain: None })
     }

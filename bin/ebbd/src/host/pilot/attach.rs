@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use ebb_api::{AttachRequest, VmName};
 use ebb_observe::Found;
-use ebb_sys::process::Process;
 use tokio::task::JoinHandle;
 
 use super::record::Left;
@@ -88,11 +87,4 @@ async fn attach_next(daemon: Daemon, failed: Vec<Left>) -> Option<Tried> {
     let started = start_vm::start(&Arc::new(daemon), name.clone(), Work::Attach(request)).await;
     let why = started.err()?.to_string();
     Some(Tried { process, name, why })
-}
-
-impl Left {
-    /// The process with this number, if there is one.
-    pub fn of(pid: i32) -> Option<Left> {
-        Some(Left { pid, start_ticks: Process::start_ticks_of(pid).ok()? })
-    }
 }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ebb_api::{PilotMode, PilotRequest, RESERVE_PERCENT_DEFAULT, RuleRequest, VmClass, VmName};
 use ebb_policy::pilot::{Class, HostRule, VmRule, WEIGHT_DEFAULT};
 use ebb_policy::pressure::Below;
+use ebb_sys::process::Process;
 use serde::{Deserialize, Serialize};
 
 use crate::support::state_file;
@@ -49,6 +50,13 @@ pub(super) struct Settings {
 pub(super) struct Left {
     pub pid: i32,
     pub start_ticks: u64,
+}
+
+impl Left {
+    /// The process with this number, if there is one.
+    pub fn of(pid: i32) -> Option<Left> {
+        Some(Left { pid, start_ticks: Process::start_ticks_of(pid).ok()? })
+    }
 }
 
 /// The rule of a VM.
