@@ -22,22 +22,10 @@ fn free_blocks(vm: &Vm) -> [u64; 11] {
     blocks
 }
 
-/// `/proc/meminfo` in bytes.
-fn meminfo(vm: &Vm) -> HashMap<String, u64> {
-    vm.guest("write /proc/sys/vm/stat_refresh 1");
-    let text = vm.guest("cat /proc/meminfo");
-    let fields = text.lines().filter_map(|line| {
-        let (name, value) = line.split_once(':')?;
-        let kib: u64 = value.split_whitespace().next()?.parse().ok()?;
-        Some((name.to_owned(), kib << 10))
-    });
-    fields.collect()
-}
-
 /// Ebb's view of the stopped guest, taken when the guest's own view is the same before and after.
 fn undisturbed(vm: &Vm) -> (VmStatus, [u64; 11], HashMap<String, u64>) {
     for _ in 0..50 {
-        let (fields, before) = (meminfo(vm), free_blocks(vm));
+        let (fields, before) = (vm.meminfo(), free_blocks(vm));
         let status = vm.stopped(|| vm.status());
         if free_blocks(vm) == before {
             return (status, before, fields);

@@ -1,6 +1,5 @@
 //! `ebb observe` and `ebb discover`: what is known of VMs without touching them.
 
-use std::collections::HashMap;
 use std::fs;
 
 use ebb_api::{DiscoveredVm, GuestUsage, ObservedVm};
@@ -20,25 +19,13 @@ fn usage(vm: &Vm) -> GuestUsage {
     seen.usage.unwrap_or_else(|| panic!("{:?}", seen.reason))
 }
 
-/// `/proc/meminfo` in bytes, after each processor has added what it counted.
-fn meminfo(vm: &Vm) -> HashMap<String, u64> {
-    vm.guest("write /proc/sys/vm/stat_refresh 1");
-    let text = vm.guest("cat /proc/meminfo");
-    let fields = text.lines().filter_map(|line| {
-        let (name, value) = line.split_once(':')?;
-        let kib: u64 = value.split_whitespace().next()?.parse().ok()?;
-        Some((name.to_owned(), kib << 10))
-    });
-    fields.collect()
-}
-
 /// What the guest tells and what was observed differ by at most 1 % of its memory. The guest's own
 /// figures before and after must agree with each other, as they do once it has come to rest.
 fn assert_agrees(vm: &Vm) {
     let compared = until_or(|| {
-        let before = meminfo(vm);
+        let before = vm.meminfo();
         let usage = vm.stopped(|| usage(vm));
-        let after = meminfo(vm);
+        let after = vm.meminfo();
         let at_rest = before["MemFree"].abs_diff(after["MemFree"]) < MIB;
         at_rest.then_some((usage, after))
     });

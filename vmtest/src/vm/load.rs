@@ -1,5 +1,7 @@
 //! What a guest does with its memory at a test's request: loads in the background, and what they use.
 
+use std::collections::HashMap;
+
 use super::Vm;
 
 /// Result of a background load.
@@ -25,6 +27,18 @@ pub struct AccessTimes {
 }
 
 impl Vm {
+    /// Its `/proc/meminfo` in bytes, after each processor has added what it counted.
+    pub fn meminfo(&self) -> HashMap<String, u64> {
+        self.guest("write /proc/sys/vm/stat_refresh 1");
+        let text = self.guest("cat /proc/meminfo");
+        let fields = text.lines().filter_map(|line| {
+            let (name, value) = line.split_once(':')?;
+            let kib: u64 = value.split_whitespace().next()?.parse().ok()?;
+            Some((name.to_owned(), kib << 10))
+        });
+        fields.collect()
+    }
+
     /// Starts a load that uses at most `size`, until it is stopped.
     pub fn churn(&self, size: &str) {
         self.guest(&format!("churn load 86400 {size}"));

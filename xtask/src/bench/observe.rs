@@ -74,9 +74,7 @@ fn cost(report: &mut Report, vm: &Vm, what: &str, rounds: usize) -> anyhow::Resu
 fn error(report: &mut Report, vm: &Vm, label: &str, rounds: usize) -> anyhow::Result<()> {
     let (mut watch, mut errors) = (Watch::open(vm.pid())?, Rounds::default());
     for _ in 0..rounds.max(5) {
-        // Each processor adds what it counted.
-        vm.guest("write /proc/sys/vm/stat_refresh 1");
-        let told = meminfo(vm)?;
+        let told = vm.meminfo();
         let seen = vm.stopped(|| usage(&mut watch))?;
         errors.push(worst(&seen, &told)?);
     }
@@ -88,16 +86,6 @@ fn error(report: &mut Report, vm: &Vm, label: &str, rounds: usize) -> anyhow::Re
 fn usage(watch: &mut Watch) -> anyhow::Result<Usage> {
     let Observed { usage, .. } = watch.look()?;
     usage.map_err(|why| anyhow!("the guest: {why}"))
-}
-
-fn meminfo(vm: &Vm) -> anyhow::Result<HashMap<String, u64>> {
-    let text = vm.try_guest("cat /proc/meminfo").map_err(|why| anyhow!("{why:?}"))?;
-    let fields = text.lines().filter_map(|line| {
-        let (name, value) = line.split_once(':')?;
-        let kib: u64 = value.split_whitespace().next()?.parse().ok()?;
-        Some((name.to_owned(), kib << 10))
-    });
-    Ok(fields.collect())
 }
 
 fn worst(seen: &Usage, told: &HashMap<String, u64>) -> anyhow::Result<f64> {
