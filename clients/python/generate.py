@@ -33,6 +33,8 @@ SCALARS = {"string": "str", "integer": "int", "number": "float", "boolean": "boo
 OVER_TCP = ("401", "403", "408", "413")
 METHODS = ("get", "put", "post", "delete")
 JSON, EVENTS = "application/json", "text/event-stream"
+# The query by which a long operation becomes a job.
+JOB = "job"
 
 Json = Dict[str, Any]
 
@@ -163,12 +165,33 @@ def call_doc(method: str, path: str, operation: Json) -> str:
     return text
 
 
-def call(method: str, path: str, operation: Json) -> str:
+def calls(method: str, path: str, operation: Json) -> Iterator[str]:
+    """A method for the answer that comes once all is done, and one for a job if there is one."""
+    answers = operation["responses"]
+    if "202" not in answers:
+        yield call(method, path, operation)
+        return
+    parameters = [one for one in operation["parameters"] if one["name"] != JOB]
+    done = {status: answer for status, answer in answers.items() if status not in ("202", "429")}
+    yield call(method, path, {**operation, "parameters": parameters, "responses": done})
+    begun = {status: answer for status, answer in answers.items() if status != "200"}
+    as_job = {
+        **operation,
+        "operationId": operation["operationId"] + "_job",
+        "description": "It is done as a job: the answer comes at once, and `job` tells how far it is.",
+        "parameters": parameters,
+        "responses": begun,
+    }
+    yield call(method, path, as_job, flags=(JOB,))
+
+
+def call(method: str, path: str, operation: Json, flags: Tuple[str, ...] = ()) -> str:
     name = operation["operationId"]
     answers = [answer for status, answer in operation["responses"].items() if status[0] == "2"]
     content, parameters = answers[0].get("content") or {}, operation["parameters"]
     arguments: List[str] = ["self"]
-    arguments += [f"{python_name(one['name'])}: str" for one in parameters if one["in"] == "path"]
+    in_path = {one["name"]: kind(one["schema"]) for one in parameters if one["in"] == "path"}
+    arguments += [f"{python_name(name)}: {its}" for name, its in in_path.items()]
     given: List[str] = []
     if "requestBody" in operation:
         arguments.append(f"request: {kind(operation['requestBody']['content'][JSON]['schema'])}")
@@ -177,12 +200,14 @@ def call(method: str, path: str, operation: Json) -> str:
     for place, passed in (("query", "query"), ("header", "headers")):
         found = [one for one in parameters if one["in"] == place]
         options += [f"{python_name(one['name'])}: {optional(one['schema'])} = None" for one in found]
-        if found:
-            pairs = ", ".join(f'"{one["name"]}": {python_name(one["name"])}' for one in found)
-            given.append(f"{passed}={{{pairs}}}")
+        pairs = [f'"{one["name"]}": {python_name(one["name"])}' for one in found]
+        if place == "query":
+            pairs += [f'"{flag}": True' for flag in flags]
+        if pairs:
+            given.append(f"{passed}={{{', '.join(pairs)}}}")
     if options:
         arguments += ["*", *options]
-    target = re.sub(r"{(\w+)}", lambda found: "{quoted(" + python_name(found[1]) + ")}", path)
+    target = re.sub(r"{(\w+)}", lambda found: "{" + in_a_path(found[1], in_path) + "}", path)
     target = f'f"{target}"' if "{" in target else f'"{target}"'
     if EVENTS in content:
         its = kind(content[EVENTS]["schema"]) if content[EVENTS].get("schema") else "Any"
@@ -203,6 +228,12 @@ def call(method: str, path: str, operation: Json) -> str:
     if len(result) > WIDTH:
         result = wrapped_call("        return " + made.partition("(")[0] + "(", split(made), ")\n")
     return text + result
+
+
+def in_a_path(name: str, kinds: Dict[str, str]) -> str:
+    """What stands for a parameter in a path. Numbers need no quotes."""
+    own = python_name(name)
+    return own if kinds.get(name) == "int" else f"quoted({own})"
 
 
 def split(made: str) -> List[str]:
@@ -233,7 +264,7 @@ def client(document: Json) -> str:
     text += "from .connection import Connection, quoted\nfrom .shapes import *\n\n\n"
     text += 'class Client(Connection):\n    """Asks `ebbd`, with one method for each route."""\n'
     for method, path, operation in operations(document):
-        text += "\n" + call(method, path, operation)
+        text += "".join("\n" + one for one in calls(method, path, operation))
     return text
 
 

@@ -24,7 +24,7 @@ fn attach(guest: &Sharing, grain: Grain, devices: Box<dyn IoMapping>) -> (Daemon
 }
 
 fn reclaim(daemon: &Daemon, shared: &HyperAlloc, how: How, want: u64) -> u64 {
-    let (taken, stop) = shared.reclaim(&daemon.pager, how, want, 0, || true);
+    let (taken, stop) = shared.reclaim(&daemon.pager, how, want, 0, |_| true);
     assert!(stop.is_none(), "{stop:?}");
     taken.huge_frames
 }
@@ -130,12 +130,12 @@ fn zones_are_reclaimed_from_the_top_down() {
     assert_eq!(in_headers(), [0, 10]);
     assert_eq!(reclaim(&daemon, &shared, How::Hard, 10), 10);
     assert_eq!(in_headers(), [5, 15]);
-    let (taken, _) = shared.reclaim(&daemon.pager, How::Soft, u64::MAX, 4, || true);
+    let (taken, _) = shared.reclaim(&daemon.pager, How::Soft, u64::MAX, 4, |_| true);
     assert_eq!(taken.huge_frames, guest.huge_frames() - 20 - 4);
     assert_eq!(shared.give(&daemon.pager, 7), 7);
     assert_eq!(in_headers(), [0, 13]);
     // A guest that was reset is not touched.
-    let (taken, stop) = shared.reclaim(&daemon.pager, How::Hard, 1, 0, || false);
+    let (taken, stop) = shared.reclaim(&daemon.pager, How::Hard, 1, 0, |_| false);
     assert!(taken.huge_frames == 0 && matches!(stop, Some(HyperAllocStop::Reset)));
     all_is_back(guest, daemon, &shared);
 }

@@ -4,6 +4,7 @@ pub mod apart;
 pub mod asking;
 pub mod events;
 pub mod history;
+pub mod jobs;
 mod link;
 mod listing;
 pub mod pilot;

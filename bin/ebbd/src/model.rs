@@ -16,6 +16,7 @@ pub mod swap_rule;
 pub mod task;
 pub mod tiers;
 pub mod vm_routes;
+pub mod work;
 
 /// Largest size of memory, in bytes.
 const BYTES_MAX: u64 = 1 << 52;

@@ -3,6 +3,7 @@
 mod events;
 mod extract;
 pub mod http;
+mod jobs;
 mod refusals;
 pub mod server;
 pub mod tcp;
@@ -11,3 +12,4 @@ mod testing;
 #[cfg(test)]
 mod tests;
 pub mod vm_server;
+pub mod works;

@@ -26,9 +26,20 @@ class Client(Connection):
 
         POST /v1/calibration
 
-        Raises EbbError. 422: A tier cannot be measured. 500: The operation failed. 507: There is no
-        room for the record; nothing was changed."""
+        Raises EbbError. 400: The request makes no sense. 422: A tier cannot be measured. 500: The
+        operation failed. 507: There is no room for the record; nothing was changed."""
         return self._call("POST", "/v1/calibration", Calibration)
+
+    def calibrate_job(self) -> Job:
+        """Measure how fast this host's tiers are; this takes some seconds. It is done as a job: the
+        answer comes at once, and `job` tells how far it is.
+
+        POST /v1/calibration
+
+        Raises EbbError. 400: The request makes no sense. 422: A tier cannot be measured. 429: With
+        `job=true`: too many jobs are under way. 500: The operation failed. 507: There is no room
+        for the record; nothing was changed."""
+        return self._call("POST", "/v1/calibration", Job, query={"job": True})
 
     def events(
         self,
@@ -95,6 +106,30 @@ class Client(Connection):
             History,
             query={"vm": vm, "from": from_, "to": to, "step": step},
         )
+
+    def jobs(self) -> List[Job]:
+        """Jobs: those under way, and the last ones that have ended. No VM is asked.
+
+        GET /v1/jobs"""
+        return self._call("GET", "/v1/jobs", List[Job])
+
+    def job(self, id: int) -> Job:
+        """One job. No VM is asked: progress is at most a second old, unless the VM is busy.
+
+        GET /v1/jobs/{id}
+
+        Raises EbbError. 400: The request makes no sense. 404: No such job."""
+        return self._call("GET", f"/v1/jobs/{id}", Job)
+
+    def cancel_job(self, id: int) -> Job:
+        """Cancel a job. The answer comes at once; the job ends after its present step, and what was
+        done until then stays done. A resize drops its target, and the VM keeps its size.
+
+        DELETE /v1/jobs/{id}
+
+        Raises EbbError. 400: The request makes no sense. 404: No such job. 422: It has ended, or
+        cannot be cancelled."""
+        return self._call("DELETE", f"/v1/jobs/{id}", Job)
 
     def openapi(self) -> Any:
         """This document.
@@ -207,6 +242,18 @@ class Client(Connection):
         was changed."""
         return self._call("DELETE", f"/v1/vms/{quoted(name)}", DetachReport)
 
+    def detach_job(self, name: str) -> Job:
+        """Bring a VM's memory back and stop managing it; the guest runs on. It is done as a job:
+        the answer comes at once, and `job` tells how far it is.
+
+        DELETE /v1/vms/{name}
+
+        Raises EbbError. 400: The request makes no sense. 404: No such VM. 422: It cannot be
+        detached now. 429: With `job=true`: too many jobs are under way. 500: The operation failed.
+        503: The VM cannot answer now: it is being recovered, is busy, hangs, or waits for room.
+        507: There is no room for the record; nothing was changed."""
+        return self._call("DELETE", f"/v1/vms/{quoted(name)}", Job, query={"job": True})
+
     def auto(self, name: str, request: AutoRequest) -> AutoStatus:
         """Switch automatic reclaim on or off.
 
@@ -229,6 +276,24 @@ class Client(Connection):
         was changed."""
         return self._call("POST", f"/v1/vms/{quoted(name)}/evict", EvictReport, request=request)
 
+    def evict_job(self, name: str, request: EvictRequest) -> Job:
+        """Evict memory now, whether it is used or not: for tests and emergencies. It is done as a
+        job: the answer comes at once, and `job` tells how far it is.
+
+        POST /v1/vms/{name}/evict
+
+        Raises EbbError. 400: The request makes no sense. 404: No such VM. 422: This VM's memory
+        cannot be evicted. 429: With `job=true`: too many jobs are under way. 500: The operation
+        failed. 503: The VM cannot answer now: it is being recovered, is busy, hangs, or waits for
+        room. 507: There is no room for the record; nothing was changed."""
+        return self._call(
+            "POST",
+            f"/v1/vms/{quoted(name)}/evict",
+            Job,
+            request=request,
+            query={"job": True},
+        )
+
     def heat(self, name: str) -> HeatReport:
         """Progress of a monitoring, and the figures of the last one.
 
@@ -248,6 +313,24 @@ class Client(Connection):
         monitored. 500: The operation failed. 503: The VM cannot answer now: it is being recovered,
         is busy, hangs, or waits for room."""
         return self._call("POST", f"/v1/vms/{quoted(name)}/heat", HeatReport, request=request)
+
+    def monitor_job(self, name: str, request: HeatRequest) -> Job:
+        """Begin to monitor which memory is hot, unless that is known. The answer comes at once; the
+        monitoring goes on in the background. It is done as a job: the answer comes at once, and
+        `job` tells how far it is.
+
+        POST /v1/vms/{name}/heat
+
+        Raises EbbError. 400: The request makes no sense. 404: No such VM. 422: This VM cannot be
+        monitored. 429: With `job=true`: too many jobs are under way. 500: The operation failed.
+        503: The VM cannot answer now: it is being recovered, is busy, hangs, or waits for room."""
+        return self._call(
+            "POST",
+            f"/v1/vms/{quoted(name)}/heat",
+            Job,
+            request=request,
+            query={"job": True},
+        )
 
     def limit(self, name: str, request: LimitRequest) -> LimitStatus:
         """Set or lift the limit on a VM's resident memory.
@@ -274,6 +357,24 @@ class Client(Connection):
             f"/v1/vms/{quoted(name)}/reclaim",
             ReclaimReport,
             request=request,
+        )
+
+    def reclaim_job(self, name: str, request: ReclaimRequest) -> Job:
+        """Reclaim the guest's free memory once. It is done as a job: the answer comes at once, and
+        `job` tells how far it is.
+
+        POST /v1/vms/{name}/reclaim
+
+        Raises EbbError. 400: The request makes no sense. 404: No such VM. 422: This VM's memory
+        cannot be reclaimed. 429: With `job=true`: too many jobs are under way. 500: The operation
+        failed. 503: The VM cannot answer now: it is being recovered, is busy, hangs, or waits for
+        room. 507: There is no room for the record; nothing was changed."""
+        return self._call(
+            "POST",
+            f"/v1/vms/{quoted(name)}/reclaim",
+            Job,
+            request=request,
+            query={"job": True},
         )
 
     def rule(self, name: str, request: RuleRequest) -> PilotStatus:
@@ -318,3 +419,22 @@ class Client(Connection):
         recovered, is busy, hangs, or waits for room. 507: There is no room for the record; nothing
         was changed."""
         return self._call("PUT", f"/v1/vms/{quoted(name)}/size", ResizeReport, request=request)
+
+    def resize_job(self, name: str, request: ResizeRequest) -> Job:
+        """Set a VM's target size, or keep its size. The answer comes at once; the resize goes on in
+        the background. It is done as a job: the answer comes at once, and `job` tells how far it
+        is.
+
+        PUT /v1/vms/{name}/size
+
+        Raises EbbError. 400: The request makes no sense. 404: No such VM. 422: This VM cannot be
+        resized like this. 429: With `job=true`: too many jobs are under way. 500: The operation
+        failed. 503: The VM cannot answer now: it is being recovered, is busy, hangs, or waits for
+        room. 507: There is no room for the record; nothing was changed."""
+        return self._call(
+            "PUT",
+            f"/v1/vms/{quoted(name)}/size",
+            Job,
+            request=request,
+            query={"job": True},
+        )

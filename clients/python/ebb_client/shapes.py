@@ -43,6 +43,12 @@ __all__ = [
     "HeatRequest",
     "HeatTracker",
     "History",
+    "Job",
+    "JobFigures",
+    "JobKind",
+    "JobProgress",
+    "JobState",
+    "JobUnit",
     "KindBytes",
     "LimitRequest",
     "LimitStatus",
@@ -119,16 +125,25 @@ DriverState = Literal["ready", "absent", "unknown"]
 """Whether the guest drives a device."""
 
 ErrorCode = Literal["bad_request", "unauthorized", "forbidden", "unknown_route", "unknown_vm",
-    "vm_over", "wrong_method", "too_slow", "taken", "too_large", "not_allowed", "not_trusted",
-    "not_set", "too_many", "failed", "unavailable", "outcome_unknown", "no_room"]
+    "unknown_job", "vm_over", "wrong_method", "too_slow", "taken", "too_large", "not_allowed",
+    "not_trusted", "not_set", "too_many", "failed", "unavailable", "outcome_unknown", "no_room"]
 """Why a request was refused or failed. Later releases may add codes: treat one that you do not know
 by the HTTP status."""
 
-EventType = Literal["state", "refusal", "decision", "warning", "stage", "lost"]
+EventType = Literal["state", "refusal", "decision", "warning", "stage", "job", "lost"]
 """What an event is about. Later releases may add types."""
 
 HeatTracker = Literal["guest_tables", "vmm_table", "idle_pages"]
 """How Ebb sees which memory a VM uses."""
+
+JobKind = Literal["reclaim", "evict", "resize", "detach", "heat", "calibrate"]
+"""What a job does. Later releases may add kinds."""
+
+JobState = Literal["waiting", "running", "done", "failed", "cancelled"]
+"""How far a job is."""
+
+JobUnit = Literal["bytes", "windows"]
+"""What a job's progress is counted in."""
 
 MayTake = Literal["everything", "free_only", "nothing"]
 """Which of a VM's memory Ebb may reclaim or evict."""
@@ -425,6 +440,9 @@ class Event:
 
     decision: Optional[DecisionFigures] = None
     """Figures of a decision."""
+
+    job: Optional[JobFigures] = None
+    """Figures of a job."""
 
     lost: Optional[LostFigures] = None
     """Figures of lost events."""
@@ -725,6 +743,86 @@ class History:
 
     step_s: int
     """Time from one moment to the next, in seconds, where all moments are on record."""
+
+
+@dataclass(kw_only=True)
+class Job:
+    """A long operation. The report that belongs to its kind is there once it has ended; the others
+    are absent. Other kinds have none: the route that they were begun by tells what they found."""
+
+    begun: str
+    """When it was asked for, by RFC 3339, in UTC."""
+
+    can_cancel: bool
+    """Whether it can be cancelled now."""
+
+    cancelling: bool
+    """It was cancelled, and ends after its present step."""
+
+    detach: Optional[DetachReport] = None
+    """What a detach brought back."""
+
+    ended: Optional[str] = None
+    """When it ended, by RFC 3339, in UTC; null: it has not."""
+
+    error: Optional[ApiErrorBody] = None
+    """Why it has failed; null: it has not."""
+
+    evict: Optional[EvictReport] = None
+    """What an eviction did."""
+
+    id: int
+    """Its number, greater than that of each earlier job, also of an earlier daemon."""
+
+    kind: JobKind
+    """What it does."""
+
+    progress: Optional[JobProgress] = None
+    """How much is done; null: that is not known, or not yet."""
+
+    reclaim: Optional[ReclaimReport] = None
+    """What a reclaim did."""
+
+    resize: Optional[ResizeReport] = None
+    """How far a resize came. Where it is blocked, its state is `waiting`."""
+
+    state: JobState
+    """How far it is."""
+
+    text: str
+    """What came of it, in one line; empty: it has not ended."""
+
+    vm: Optional[str] = None
+    """Name of the VM; null: it is about the host."""
+
+
+@dataclass(kw_only=True)
+class JobFigures:
+    """A job that was asked for, or has ended."""
+
+    id: int
+    """Its number."""
+
+    kind: JobKind
+    """What it does."""
+
+    state: JobState
+    """How far it is."""
+
+
+@dataclass(kw_only=True)
+class JobProgress:
+    """How much of a job is done."""
+
+    done: int
+    """What is done."""
+
+    total: Optional[int] = None
+    """What there is to do; null: nobody knows. It may end with less: a reclaim ends where nothing
+    more is free."""
+
+    unit: JobUnit
+    """What both are counted in."""
 
 
 @dataclass(kw_only=True)

@@ -176,6 +176,27 @@ class Generator(unittest.TestCase):
         self.assertIn("since: Only later ones.", text)
         self.assertIn('headers={"Last-Event-ID": last_event_id}', text)
 
+    def test_what_may_be_a_job_becomes_two_methods(self) -> None:
+        def answer(name: str) -> Dict[str, Any]:
+            schema = {"$ref": f"#/components/schemas/{name}"}
+            return {"content": {"application/json": {"schema": schema}}}
+
+        parameters: List[Dict[str, Any]] = [
+            {"name": "id", "in": "path", "schema": {"type": "integer"}},
+            {"name": "job", "in": "query", "schema": {"type": "boolean"}},
+        ]
+        responses = {"200": answer("Report"), "202": answer("Job"), "429": {"description": "Full."}}
+        direct, as_job = generate.calls("delete", "/v1/a/{id}", {
+            "operationId": "act", "summary": "Act.", "parameters": parameters,
+            "responses": responses,
+        })
+        self.assertIn("def act(self, id: int) -> Report:", direct)
+        self.assertIn('self._call("DELETE", f"/v1/a/{id}", Report)', direct)
+        self.assertNotIn("429", direct)
+        self.assertIn("def act_job(self, id: int) -> Job:", as_job)
+        self.assertIn('query={"job": True}', as_job)
+        self.assertIn("429: Full.", as_job)
+
     def test_a_word_of_python_gets_another_name(self) -> None:
         members: Dict[str, Any] = {"from": {"type": "string"}, "size_bytes": {"type": "integer"}}
         schema = {"description": "A change.", "required": list(members), "properties": members}

@@ -19,6 +19,8 @@ choice! {
         UnknownRoute = "unknown_route",
         /// 404: there is no such VM.
         UnknownVm = "unknown_vm",
+        /// 404: there is no such job: it was forgotten, or an earlier daemon had it.
+        UnknownJob = "unknown_job",
         /// 404: the VM was managed, and has ended or was detached.
         VmOver = "vm_over",
         /// 405: the path exists, and does not have this method.
@@ -35,7 +37,7 @@ choice! {
         NotTrusted = "not_trusted",
         /// 422: it is about something that was not set or turned on before.
         NotSet = "not_set",
-        /// 429: so many streams are open already.
+        /// 429: so many streams are open already, or so many jobs are under way.
         TooMany = "too_many",
         /// 500: the daemon failed.
         Failed = "failed",
@@ -56,7 +58,10 @@ impl ErrorCode {
             ErrorCode::BadRequest => 400,
             ErrorCode::Unauthorized => 401,
             ErrorCode::Forbidden => 403,
-            ErrorCode::UnknownRoute | ErrorCode::UnknownVm | ErrorCode::VmOver => 404,
+            ErrorCode::UnknownRoute
+            | ErrorCode::UnknownVm
+            | ErrorCode::UnknownJob
+            | ErrorCode::VmOver => 404,
             ErrorCode::WrongMethod => 405,
             ErrorCode::TooSlow => 408,
             ErrorCode::Taken => 409,

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::choice::choice;
-use crate::{BadRequest, ErrorCode, PilotStage, VmName};
+use crate::{BadRequest, ErrorCode, JobKind, JobState, PilotStage, VmName};
 
 /// Longest text of an event, in bytes. The rest is cut off.
 pub const EVENT_TEXT_BYTES_MAX: usize = 1024;
@@ -22,6 +22,8 @@ choice! {
         Warning = "warning",
         /// The pilot sees that the host is shorter of memory than before, or less short.
         Stage = "stage",
+        /// A job was asked for, or has ended.
+        Job = "job",
         /// Events may be missing here.
         Lost = "lost",
     }
@@ -90,6 +92,9 @@ pub struct Event {
     /// Figures of a change of stage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage: Option<StageFigures>,
+    /// Figures of a job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<JobFigures>,
     /// Figures of lost events.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lost: Option<LostFigures>,
@@ -154,6 +159,17 @@ pub struct StageFigures {
     pub to: PilotStage,
     /// The host's figures.
     pub host: String,
+}
+
+/// A job that was asked for, or has ended.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct JobFigures {
+    /// Its number.
+    pub id: u64,
+    /// What it does.
+    pub kind: JobKind,
+    /// How far it is.
+    pub state: JobState,
 }
 
 /// Events that may be missing.

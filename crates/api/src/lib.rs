@@ -13,6 +13,7 @@ mod error;
 mod event;
 mod heat;
 mod history;
+mod job;
 mod name;
 mod observed;
 mod openapi;
@@ -33,14 +34,15 @@ pub use choice::{
 pub use confinement::Confinement;
 pub use error::{ApiErrorBody, ErrorCode};
 pub use event::{
-    DecisionFigures, EVENT_TEXT_BYTES_MAX, Event, EventType, EventsQuery, LostFigures, PilotAction,
-    RefusalFigures, StageFigures, StateFigures, VmChange, WarningFigures,
+    DecisionFigures, EVENT_TEXT_BYTES_MAX, Event, EventType, EventsQuery, JobFigures, LostFigures,
+    PilotAction, RefusalFigures, StageFigures, StateFigures, VmChange, WarningFigures,
 };
 pub use heat::{DegreeBytes, HeatBlock, HeatFigures, HeatRegion, HeatReport, HeatRequest};
 pub use history::{
     HISTORY_LONG_S, HISTORY_LONG_STEP_S, HISTORY_POINTS_MAX, HISTORY_S, HISTORY_STEP_S, History,
     HistoryQuery,
 };
+pub use job::{JOBS_MAX, Job, JobKind, JobProgress, JobQuery, JobState, JobUnit};
 pub use name::{NAME_LEN_MAX, NameError, VmName};
 pub use observed::{DiscoveredVm, GuestUsage, ObservedVm};
 pub use openapi::{document, document_text};

@@ -46,6 +46,9 @@ pub fn document_text() -> Result<String, serde_json::Error> {
         v1::rule,
         v1::calibrate,
         v1::calibration,
+        v1::jobs,
+        v1::job,
+        v1::cancel_job,
         v1::events,
         v1::openapi,
     )
@@ -59,15 +62,19 @@ mod v1 {
     use crate::{
         ApiErrorBody, AttachRequest, AutoRequest, AutoStatus, Calibration, DetachReport, Event,
         EventsQuery, EvictReport, EvictRequest, HeatReport, HeatRequest, History, HistoryQuery,
-        LimitRequest, LimitStatus, PilotRequest, PilotSight, PilotStatus, PoolRequest, PoolStatus,
-        ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest, RuleRequest, RunRequest,
-        ShareRequest, StatusQuery, Top, Version, VmStatus, VmSummary, route,
+        Job, JobQuery, LimitRequest, LimitStatus, PilotRequest, PilotSight, PilotStatus,
+        PoolRequest, PoolStatus, ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest,
+        RuleRequest, RunRequest, ShareRequest, StatusQuery, Top, Version, VmStatus, VmSummary,
+        route,
     };
 
     const NO_ROOM: &str = "There is no room for the record; nothing was changed.";
     const NOT_NOW: &str =
         "The VM cannot answer now: it is being recovered, is busy, hangs, or waits for room.";
     const NO_STATUS: &str = "The VM is managed, but its status is not known yet: ask for it again.";
+
+    const AS_JOB: &str = "With `job=true`: the job, which goes on.";
+    const TOO_MANY_JOBS: &str = "With `job=true`: too many jobs are under way.";
 
     /// The daemon's release, process and run directory.
     #[utoipa::path(get, path = route::VERSION, responses((status = 200, body = Version)))]
@@ -114,11 +121,13 @@ mod v1 {
 
     /// Bring a VM's memory back and stop managing it; the guest runs on.
     #[utoipa::path(delete, path = route::VM,
-        params(("name" = String, Path, description = "The VM's name.")),
+        params(("name" = String, Path, description = "The VM's name."), JobQuery),
         responses(
             (status = 200, body = DetachReport),
+            (status = 202, body = Job, description = AS_JOB),
             (status = 404, body = ApiErrorBody, description = "No such VM."),
             (status = 422, body = ApiErrorBody, description = "It cannot be detached now."),
+            (status = 429, body = ApiErrorBody, description = TOO_MANY_JOBS),
             (status = 500, body = ApiErrorBody, description = "The operation failed."),
             (status = 503, body = ApiErrorBody, description = NOT_NOW),
             (status = 507, body = ApiErrorBody, description = NO_ROOM),
@@ -127,13 +136,15 @@ mod v1 {
 
     /// Reclaim the guest's free memory once.
     #[utoipa::path(post, path = route::RECLAIM, request_body = ReclaimRequest,
-        params(("name" = String, Path, description = "The VM's name.")),
+        params(("name" = String, Path, description = "The VM's name."), JobQuery),
         responses(
             (status = 200, body = ReclaimReport),
+            (status = 202, body = Job, description = AS_JOB),
             (status = 400, body = ApiErrorBody, description = "The request makes no sense."),
             (status = 404, body = ApiErrorBody, description = "No such VM."),
             (status = 422, body = ApiErrorBody,
                 description = "This VM's memory cannot be reclaimed."),
+            (status = 429, body = ApiErrorBody, description = TOO_MANY_JOBS),
             (status = 500, body = ApiErrorBody, description = "The operation failed."),
             (status = 503, body = ApiErrorBody, description = NOT_NOW),
             (status = 507, body = ApiErrorBody, description = NO_ROOM),
@@ -172,13 +183,15 @@ mod v1 {
     /// Set a VM's target size, or keep its size. The answer comes at once; the resize goes on in
     /// the background.
     #[utoipa::path(put, path = route::SIZE, request_body = ResizeRequest,
-        params(("name" = String, Path, description = "The VM's name.")),
+        params(("name" = String, Path, description = "The VM's name."), JobQuery),
         responses(
             (status = 200, body = ResizeReport),
+            (status = 202, body = Job, description = AS_JOB),
             (status = 400, body = ApiErrorBody, description = "The request makes no sense."),
             (status = 404, body = ApiErrorBody, description = "No such VM."),
             (status = 422, body = ApiErrorBody,
                 description = "This VM cannot be resized like this."),
+            (status = 429, body = ApiErrorBody, description = TOO_MANY_JOBS),
             (status = 500, body = ApiErrorBody, description = "The operation failed."),
             (status = 503, body = ApiErrorBody, description = NOT_NOW),
             (status = 507, body = ApiErrorBody, description = NO_ROOM),
@@ -198,13 +211,15 @@ mod v1 {
 
     /// Evict memory now, whether it is used or not: for tests and emergencies.
     #[utoipa::path(post, path = route::EVICT, request_body = EvictRequest,
-        params(("name" = String, Path, description = "The VM's name.")),
+        params(("name" = String, Path, description = "The VM's name."), JobQuery),
         responses(
             (status = 200, body = EvictReport),
+            (status = 202, body = Job, description = AS_JOB),
             (status = 400, body = ApiErrorBody, description = "The request makes no sense."),
             (status = 404, body = ApiErrorBody, description = "No such VM."),
             (status = 422, body = ApiErrorBody,
                 description = "This VM's memory cannot be evicted."),
+            (status = 429, body = ApiErrorBody, description = TOO_MANY_JOBS),
             (status = 500, body = ApiErrorBody, description = "The operation failed."),
             (status = 503, body = ApiErrorBody, description = NOT_NOW),
             (status = 507, body = ApiErrorBody, description = NO_ROOM),
@@ -214,12 +229,14 @@ mod v1 {
     /// Begin to monitor which memory is hot, unless that is known. The answer comes at once; the
     /// monitoring goes on in the background.
     #[utoipa::path(post, path = route::HEAT, request_body = HeatRequest,
-        params(("name" = String, Path, description = "The VM's name.")),
+        params(("name" = String, Path, description = "The VM's name."), JobQuery),
         responses(
             (status = 200, body = HeatReport),
+            (status = 202, body = Job, description = AS_JOB),
             (status = 400, body = ApiErrorBody, description = "The request makes no sense."),
             (status = 404, body = ApiErrorBody, description = "No such VM."),
             (status = 422, body = ApiErrorBody, description = "This VM cannot be monitored."),
+            (status = 429, body = ApiErrorBody, description = TOO_MANY_JOBS),
             (status = 500, body = ApiErrorBody, description = "The operation failed."),
             (status = 503, body = ApiErrorBody, description = NOT_NOW),
         ))]
@@ -322,9 +339,11 @@ mod v1 {
     fn rule() {}
 
     /// Measure how fast this host's tiers are; this takes some seconds.
-    #[utoipa::path(post, path = route::CALIBRATION, responses(
+    #[utoipa::path(post, path = route::CALIBRATION, params(JobQuery), responses(
         (status = 200, body = Calibration),
+        (status = 202, body = Job, description = AS_JOB),
         (status = 422, body = ApiErrorBody, description = "A tier cannot be measured."),
+        (status = 429, body = ApiErrorBody, description = TOO_MANY_JOBS),
         (status = 500, body = ApiErrorBody, description = "The operation failed."),
         (status = 507, body = ApiErrorBody, description = NO_ROOM),
     ))]
@@ -336,6 +355,31 @@ mod v1 {
         (status = 422, body = ApiErrorBody, description = "There was no calibration yet."),
     ))]
     fn calibration() {}
+
+    /// Jobs: those under way, and the last ones that have ended. No VM is asked.
+    #[utoipa::path(get, path = route::JOBS, responses((status = 200, body = [Job])))]
+    fn jobs() {}
+
+    /// One job. No VM is asked: progress is at most a second old, unless the VM is busy.
+    #[utoipa::path(get, path = route::JOB,
+        params(("id" = u64, Path, description = "The job's number.")),
+        responses(
+            (status = 200, body = Job),
+            (status = 404, body = ApiErrorBody, description = "No such job."),
+        ))]
+    fn job() {}
+
+    /// Cancel a job. The answer comes at once; the job ends after its present step, and what was
+    /// done until then stays done. A resize drops its target, and the VM keeps its size.
+    #[utoipa::path(delete, path = route::JOB,
+        params(("id" = u64, Path, description = "The job's number.")),
+        responses(
+            (status = 200, body = Job),
+            (status = 404, body = ApiErrorBody, description = "No such job."),
+            (status = 422, body = ApiErrorBody, description = "It has ended, or cannot be \
+                cancelled."),
+        ))]
+    fn cancel_job() {}
 
     /// What happens to VMs, as server-sent events: what the daemon still has of it, and then what
     /// happens from now on. The id of each is the event's number, and its data is the event. A line
@@ -387,6 +431,8 @@ mod tests {
             route::HISTORY,
             route::RULE,
             route::CALIBRATION,
+            route::JOBS,
+            route::JOB,
             route::EVENTS,
             route::OPENAPI,
         ] {

@@ -50,6 +50,10 @@ pub const RULE: &str = "/v1/vms/{name}/rule";
 pub const CALIBRATION: &str = "/v1/calibration";
 /// GET with [`crate::EventsQuery`]: a stream of [`crate::Event`]s, as server-sent events.
 pub const EVENTS: &str = "/v1/events";
+/// GET: a list of [`crate::Job`].
+pub const JOBS: &str = "/v1/jobs";
+/// GET, DELETE: [`crate::Job`].
+pub const JOB: &str = "/v1/jobs/{id}";
 /// GET: the OpenAPI document.
 pub const OPENAPI: &str = "/v1/openapi.json";
 
@@ -90,6 +94,16 @@ pub fn of_vm(route: &str, name: &VmName) -> String {
     route.replace("{name}", name.as_str())
 }
 
+/// The path of a job.
+pub fn of_job(id: u64) -> String {
+    JOB.replace("{id}", &id.to_string())
+}
+
+/// `path` of a long operation that is to be a job ([`crate::JobQuery`]).
+pub fn as_job(path: &str) -> String {
+    format!("{path}?job=true")
+}
+
 /// The path that asks for a VM's status with every frame classified.
 pub fn full_status(name: &VmName) -> String {
     of_vm(VM, name) + "?counts=true"
@@ -103,6 +117,7 @@ mod tests {
     fn names_are_filled_in() {
         let name: VmName = "web-1".parse().expect("a name");
         assert_eq!(of_vm(RECLAIM, &name), "/v1/vms/web-1/reclaim");
+        assert_eq!(of_job(7), "/v1/jobs/7");
         assert_eq!(full_status(&name), "/v1/vms/web-1?counts=true");
     }
 }

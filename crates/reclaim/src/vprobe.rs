@@ -60,6 +60,10 @@ pub struct ReclaimedBlocks {
     pub bytes: u64,
     /// Blocks reclaimed.
     pub blocks: u64,
+    /// Bytes of all free blocks that were found.
+    pub found_bytes: u64,
+    /// Bytes of those that were looked at so far.
+    pub seen_bytes: u64,
     /// Part of the time that went into reading free lists.
     pub scan: Duration,
     /// Blocks that were in use at the second look.
@@ -97,7 +101,8 @@ pub enum VProbeStop {
 }
 
 /// Reclaims free blocks. Asks `still_runs` right before each batch is punched, while the batch is
-/// locked: `false` once the guest may have been reset since it was last known to run.
+/// locked, with what was reclaimed before: `false` once the guest may have been reset since it was
+/// last known to run, or nobody wants more.
 ///
 /// Returns what was reclaimed, and what ended it early.
 pub fn reclaim(
@@ -105,7 +110,7 @@ pub fn reclaim(
     guest: &dyn FreeBlocks,
     order: Order<'_>,
     blocks: &mut Vec<BuddyBlock>,
-    still_runs: impl FnMut() -> bool,
+    still_runs: impl FnMut(&ReclaimedBlocks) -> bool,
 ) -> (ReclaimedBlocks, Option<VProbeStop>) {
     let mut reclaimed = ReclaimedBlocks::default();
     let began = Instant::now();
@@ -120,6 +125,7 @@ pub fn reclaim(
     if let Some(resting) = order.resting {
         blocks.retain(|block| !resting.rests(block.head, began));
     }
+    reclaimed.found_bytes = blocks.iter().map(|block| block.frames().bytes()).sum();
     reclaimed.scan = began.elapsed();
     let mut pass = Pass { pager, guest, order, reclaimed, still_runs, is_watched: false };
     let mut left = blocks.iter().copied();
@@ -146,7 +152,7 @@ struct Pass<'a, R> {
     is_watched: bool,
 }
 
-impl<'a, R: FnMut() -> bool> Pass<'a, R> {
+impl<'a, R: FnMut(&ReclaimedBlocks) -> bool> Pass<'a, R> {
     /// Reclaims the next batch; `false`: no block is left.
     ///
     /// Algorithm 1, each line for the whole batch: all blocks are protected before any is looked at
@@ -166,7 +172,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
             }
         }
         let (mut committed, watched) = self.look_again(claims);
-        if !(self.still_runs)() {
+        if !(self.still_runs)(&self.reclaimed) {
             self.pager.blocks().spare(committed);
             return Err(VProbeStop::Unknown);
         }
@@ -179,6 +185,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
 
     /// Protects the metadata of a block that is on a free list.
     fn claim(&mut self, block: BuddyBlock) -> io::Result<Option<Claim<'a>>> {
+        self.reclaimed.seen_bytes += block.frames().bytes();
         let Some(metadata) = self.guest.metadata_frame(block.head) else {
             self.reclaimed.in_use += 1;
             return Ok(None);

@@ -140,9 +140,16 @@ pub async fn show(daemon: &Daemon, name: &VmName, request: Request) -> Answer<Re
 /// Those of [`forward`].
 pub async fn detach(daemon: &Daemon, name: &VmName, request: Request) -> Answer<Response> {
     let reply = forward(daemon, name, request).await?;
-    let deadline = Instant::now() + PATIENCE;
-    while reply.status.is_success() && daemon.is_known(name) && Instant::now() < deadline {
-        sleep(LOOK_EVERY).await;
+    if reply.status.is_success() {
+        await_end(daemon, name).await;
     }
     Ok(reply.into_response())
+}
+
+/// Waits until the daemon has forgotten a VM that is detached.
+pub async fn await_end(daemon: &Daemon, name: &VmName) {
+    let deadline = Instant::now() + PATIENCE;
+    while daemon.is_known(name) && Instant::now() < deadline {
+        sleep(LOOK_EVERY).await;
+    }
 }

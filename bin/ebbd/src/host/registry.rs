@@ -14,6 +14,7 @@ use ebb_store::Table;
 
 use super::events::{EventLog, News};
 use super::history::HistoryKeeper;
+use super::jobs::Jobs;
 use super::listing::{Listing, Stage};
 use super::pilot::{PilotRecord, PilotState};
 use super::pool::PoolRecord;
@@ -60,6 +61,8 @@ pub struct Daemon {
     keys_on_disk: bool,
     /// What happens to VMs.
     events: Arc<EventLog>,
+    /// Long operations.
+    jobs: Arc<Jobs>,
 }
 
 /// What all VMs of a daemon share.
@@ -80,7 +83,7 @@ impl Daemon {
         let SharedByVms { pool, pilot_record, calibrated, table } = shared;
         let (vms, clearing, ended) = (Arc::default(), Arc::default(), Arc::default());
         let events = Arc::<EventLog>::default();
-        let history = HistoryKeeper::new(&site.log_dir);
+        let (history, jobs) = (HistoryKeeper::new(&site.log_dir), Jobs::new(&events));
         Daemon {
             site,
             swap_dir,
@@ -95,12 +98,18 @@ impl Daemon {
             table,
             keys_on_disk,
             events,
+            jobs,
         }
     }
 
     /// What happens to VMs.
     pub fn events(&self) -> &Arc<EventLog> {
         &self.events
+    }
+
+    /// Long operations.
+    pub fn jobs(&self) -> &Arc<Jobs> {
+        &self.jobs
     }
 
     /// What the host and its VMs were like.

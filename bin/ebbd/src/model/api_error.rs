@@ -32,6 +32,9 @@ pub enum ApiError {
     /// No such VM.
     #[error("there is no VM {0}: ebb list shows those that are managed")]
     Unknown(VmName),
+    /// No such job.
+    #[error("there is no job {0}: ebb jobs shows those that are known")]
+    UnknownJob(u64),
     /// The VM has ended; the text says why.
     #[error("{0}")]
     Over(String),
@@ -53,6 +56,9 @@ pub enum ApiError {
     /// So many streams are open already.
     #[error("{0} streams of events are open already")]
     TooMany(usize),
+    /// So many jobs are under way.
+    #[error("{0} jobs are under way already")]
+    TooManyJobs(usize),
     /// Not possible now; nothing was done.
     #[error("{0}")]
     Unavailable(String),
@@ -102,13 +108,14 @@ impl ApiError {
             ApiError::UnknownRoute(_) => ErrorCode::UnknownRoute,
             ApiError::WrongMethod(..) => ErrorCode::WrongMethod,
             ApiError::Unknown(_) => ErrorCode::UnknownVm,
+            ApiError::UnknownJob(_) => ErrorCode::UnknownJob,
             ApiError::Over(_) => ErrorCode::VmOver,
             ApiError::Taken(_) => ErrorCode::Taken,
             ApiError::Forbidden(_) => ErrorCode::Forbidden,
             ApiError::NotAllowed(_) => ErrorCode::NotAllowed,
             ApiError::NotTrusted(_) => ErrorCode::NotTrusted,
             ApiError::NotSet(_) => ErrorCode::NotSet,
-            ApiError::TooMany(_) => ErrorCode::TooMany,
+            ApiError::TooMany(_) | ApiError::TooManyJobs(_) => ErrorCode::TooMany,
             ApiError::Unavailable(_) => ErrorCode::Unavailable,
             ApiError::OutcomeUnknown(_) => ErrorCode::OutcomeUnknown,
             ApiError::NoRoom(_) => ErrorCode::NoRoom,
@@ -125,6 +132,10 @@ impl ApiError {
             ApiError::Over(_) => "ebb list shows the VMs that are managed",
             ApiError::NotTrusted(_) => "ebb status shows once the guest is trusted",
             ApiError::TooMany(_) => "close one of them",
+            ApiError::UnknownJob(_) => {
+                "ebbd remembers the last jobs, and none of an ebbd before it"
+            }
+            ApiError::TooManyJobs(_) => "wait until one has ended, or cancel one: ebb jobs",
             // Most texts say that it is tried again, or that the client is to do so.
             ApiError::Unavailable(why) if !why.contains("again") => {
                 "nothing was done: try again in a while"
@@ -136,14 +147,19 @@ impl ApiError {
     }
 }
 
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let (code, hint, why) = (self.code(), self.hint(), self.to_string());
+impl From<ApiError> for ApiErrorBody {
+    fn from(refused: ApiError) -> ApiErrorBody {
+        let (code, hint, why) = (refused.code(), refused.hint(), refused.to_string());
         let advice = want_of_descriptors(&why).map(|line| format!(": {line}"));
         let error = why + &advice.unwrap_or_default();
-        let body = ApiErrorBody { code: Some(code), error, hint: hint.map(str::to_owned) };
-        let status = StatusCode::from_u16(code.status());
-        refuse(status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), body)
+        ApiErrorBody { code: Some(code), error, hint: hint.map(str::to_owned) }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.code().status());
+        refuse(status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), self.into())
     }
 }
 

@@ -15,6 +15,9 @@ pub const PILOT_LIMIT: &str = "/v1/pilot-limit";
 /// POST an [`ebb_api::ReclaimRequest`]. Answers with an [`ebb_api::ReclaimReport`]. What keeps
 /// coming back although the guest does not use it is left alone.
 pub const PILOT_RECLAIM: &str = "/v1/pilot-reclaim";
+/// GET a [`WorkProgress`](super::work::WorkProgress). DELETE: cancels the work. The requests that
+/// take long are known by a [`WorkQuery`](super::work::WorkQuery) while they last.
+pub const WORK: &str = "/v1/works/{id}";
 /// PUT a [`PressureNotice`](super::host_pressure::PressureNotice). Answers with the bytes that were
 /// reclaimed.
 pub const HOST_PRESSURE: &str = "/v1/host-pressure";

@@ -23,6 +23,7 @@ use crate::model::site::api_socket;
 use crate::model::task::{Task, TaskResult};
 use crate::rest::http;
 use crate::rest::vm_server::{self, Vm};
+use crate::rest::works::Works;
 use crate::support::state_file::remove_if_there;
 use crate::support::{log, private_socket, privileges};
 use crate::system::calibration::Calibrated;
@@ -107,6 +108,7 @@ impl Service {
             progress: ready.progress(),
             detaching: ready.detaching(),
             latest,
+            works: Works::default(),
         };
         let calibrated = Calibrated::at(&task.site.run_dir);
         let (ended, end) = oneshot::channel();

@@ -10,12 +10,13 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post, put};
 use axum::{Json, Router};
 use ebb_api::{
-    AttachRequest, Calibration, HistoryQuery, PilotRequest, PilotSight, PilotStatus, PoolRequest,
+    AttachRequest, HistoryQuery, JobQuery, PilotRequest, PilotSight, PilotStatus, PoolRequest,
     PoolStatus, RuleRequest, RunRequest, ShareRequest, Top, Version, VmName, VmSummary, route,
 };
 
 use super::events;
 use super::extract::{Asked, Body, Named, unknown_route, wrong_method};
+use super::jobs;
 use super::refusals::{self, about};
 use super::tcp::Client;
 use crate::host::events::Asker;
@@ -41,6 +42,8 @@ pub fn router(daemon: Daemon) -> Router {
         .route(route::HISTORY, get(show_history))
         .route(route::RULE, put(set_rule))
         .route(route::CALIBRATION, get(calibration).post(calibrate))
+        .route(route::JOBS, get(jobs::list))
+        .route(route::JOB, get(jobs::show).delete(jobs::cancel))
         .route(route::EVENTS, get(events::events))
         .route(route::OPENAPI, get(|| async { Json(ebb_api::document()) }));
     let router = vms.into_iter().fold(router, |router, route| router.route(route, any(forward)));
@@ -99,17 +102,25 @@ async fn show(
 async fn detach(
     State(daemon): DaemonState,
     Named(name): Named,
+    Asked(JobQuery { job }): Asked<JobQuery>,
     request: Request,
 ) -> Answer<Response> {
-    asking::detach(&daemon, &name, request).await
+    match job {
+        true => jobs::begin_of_vm(&daemon, name, request).await,
+        false => asking::detach(&daemon, &name, request).await,
+    }
 }
 
 async fn forward(
     State(daemon): DaemonState,
     Named(name): Named,
+    Asked(JobQuery { job }): Asked<JobQuery>,
     request: Request,
 ) -> Answer<Response> {
-    asking::forward(&daemon, &name, request).await.map(IntoResponse::into_response)
+    match job {
+        true => jobs::begin_of_vm(&daemon, name, request).await,
+        false => asking::forward(&daemon, &name, request).await.map(IntoResponse::into_response),
+    }
 }
 
 async fn share(
@@ -176,11 +187,18 @@ async fn set_rule(
     pilot::rule(&daemon, &name, &request).map(Json)
 }
 
-async fn calibrate(State(daemon): DaemonState) -> Answer<Json<Calibration>> {
-    apart(&daemon, Daemon::calibrate).await.map(Json)
+async fn calibrate(
+    State(daemon): DaemonState,
+    Asked(JobQuery { job }): Asked<JobQuery>,
+    afar: Option<Extension<Client>>,
+) -> Answer<Response> {
+    match job {
+        true => jobs::begin_to_calibrate(&daemon, afar.as_ref()),
+        false => apart(&daemon, Daemon::calibrate).await.map(|found| Json(found).into_response()),
+    }
 }
 
-async fn calibration(State(daemon): DaemonState) -> Answer<Json<Calibration>> {
+async fn calibration(State(daemon): DaemonState) -> Answer<Json<ebb_api::Calibration>> {
     let last = apart(&daemon, |daemon| Ok(daemon.calibrated().last())).await?;
     let unmeasured = || ApiError::NotSet("nothing was measured yet: ebb calibrate does it".into());
     last.map(Json).ok_or_else(unmeasured)

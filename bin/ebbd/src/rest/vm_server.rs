@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post, put};
@@ -20,13 +20,15 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::extract::{Asked, Body, unknown_route, wrong_method};
+use super::works::Works;
 use crate::model::api_error::{Answer, ApiError};
 use crate::model::figures::{VmFigures, millis, slow};
 use crate::model::host_pressure::PressureNotice;
 use crate::model::share::Share;
 use crate::model::vm_routes::{
-    FIGURES, HOST_PRESSURE, PILOT_LIMIT, PILOT_RECLAIM, POOL_LIMIT, POOL_SHARE,
+    FIGURES, HOST_PRESSURE, PILOT_LIMIT, PILOT_RECLAIM, POOL_LIMIT, POOL_SHARE, WORK,
 };
+use crate::model::work::{WorkProgress, WorkQuery};
 use crate::vm::context::mailbox::{Command, Which};
 use crate::vm::publisher::LatestFigures;
 use crate::vm::ready::{Detaching, Progress, YetToReturn};
@@ -60,6 +62,8 @@ pub struct Vm {
     pub detaching: Detaching,
     /// What its worker has published.
     pub latest: LatestFigures,
+    /// The requests that `ebbd` follows.
+    pub works: Works,
 }
 
 /// Asks for figures later than those of this number.
@@ -87,6 +91,7 @@ pub fn router(vm: Vm) -> Router {
         .route(PILOT_LIMIT, put(pilot_limit))
         .route(PILOT_RECLAIM, post(pilot_reclaim))
         .route(HOST_PRESSURE, put(hear_of_host))
+        .route(WORK, get(work).delete(cancel))
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
         .with_state(Arc::new(vm))
@@ -185,22 +190,28 @@ async fn show(State(vm): VmState, Asked(query): Asked<StatusQuery>) -> Answer<Js
     }
 }
 
-async fn detach(State(vm): VmState) -> Answer<Json<DetachReport>> {
+async fn detach(
+    State(vm): VmState,
+    Asked(followed): Asked<WorkQuery>,
+) -> Answer<Json<DetachReport>> {
+    let _followed = vm.works.begin(followed);
     vm.ask(Command::Detach).await.map(Json)
 }
 
 async fn reclaim(
     State(vm): VmState,
+    Asked(followed): Asked<WorkQuery>,
     Body(request): Body<ReclaimRequest>,
 ) -> Answer<Json<ReclaimReport>> {
-    vm.ask(|to| Command::Reclaim(request, Which::All, to)).await.map(Json)
+    let followed = vm.works.begin(followed);
+    vm.ask(|to| Command::Reclaim(request, Which::All, followed.work(), to)).await.map(Json)
 }
 
 async fn pilot_reclaim(
     State(vm): VmState,
     Body(request): Body<ReclaimRequest>,
 ) -> Answer<Json<ReclaimReport>> {
-    vm.ask(|to| Command::Reclaim(request, Which::Lasting, to)).await.map(Json)
+    vm.ask(|to| Command::Reclaim(request, Which::Lasting, Arc::default(), to)).await.map(Json)
 }
 
 async fn auto(State(vm): VmState, Body(request): Body<AutoRequest>) -> Answer<Json<AutoStatus>> {
@@ -222,8 +233,27 @@ async fn size(State(vm): VmState) -> Answer<Json<ResizeReport>> {
     vm.ask(Command::Size).await.map(Json)
 }
 
-async fn evict(State(vm): VmState, Body(request): Body<EvictRequest>) -> Answer<Json<EvictReport>> {
-    vm.ask(|to| Command::Evict(request, to)).await.map(Json)
+async fn evict(
+    State(vm): VmState,
+    Asked(followed): Asked<WorkQuery>,
+    Body(request): Body<EvictRequest>,
+) -> Answer<Json<EvictReport>> {
+    let followed = vm.works.begin(followed);
+    vm.ask(|to| Command::Evict(request, followed.work(), to)).await.map(Json)
+}
+
+/// Tells how far a request is. The worker is not asked: it is busy with it.
+async fn work(State(vm): VmState, Path(id): Path<u64>) -> Answer<Json<WorkProgress>> {
+    let work = vm.works.get(id).ok_or(ApiError::UnknownJob(id))?;
+    if let Some(YetToReturn { saved_bytes, on_disk_bytes }) = (vm.detaching)() {
+        work.note_left(saved_bytes.saturating_add(on_disk_bytes));
+    }
+    Ok(Json(work.progress()))
+}
+
+async fn cancel(State(vm): VmState, Path(id): Path<u64>) -> Answer<StatusCode> {
+    vm.works.get(id).ok_or(ApiError::UnknownJob(id))?.cancel();
+    Ok(StatusCode::NO_CONTENT)
 }
 
 async fn monitor(State(vm): VmState, Body(request): Body<HeatRequest>) -> Answer<Json<HeatReport>> {
@@ -297,7 +327,8 @@ mod tests {
         let name = "web".parse().expect("a name");
         let (commands, _) = channel();
         let detaching: Detaching = Box::new(|| None);
-        Vm { name, commands, progress: Box::new(progress), detaching, latest: Publisher::new().1 }
+        let (progress, latest) = (Box::new(progress), Publisher::new().1);
+        Vm { name, commands, progress, detaching, latest, works: Works::default() }
     }
 
     #[tokio::test]

@@ -16,6 +16,7 @@ mod searches;
 pub mod service;
 pub mod shared_size;
 mod vcpus;
+pub mod work;
 
 use std::io;
 use std::os::fd::AsFd;

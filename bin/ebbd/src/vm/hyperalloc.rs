@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use ebb_api::{FaultTimes, Mechanism, OnViolation, ReclaimReport, SharingStatus, Skipped};
 use ebb_inspect::LlfreeZone;
 use ebb_pager::Zeros;
-use ebb_reclaim::hyperalloc::{How, HyperAlloc};
+use ebb_reclaim::hyperalloc::{How, HyperAlloc, HyperAllocStop};
 use ebb_units::HUGE_BYTES;
 use ebb_vm::qmp::Ears;
 
@@ -27,11 +27,13 @@ use self::pass::{nothing_more, take};
 use self::reserve::Reserve;
 use self::shrink::Shrink;
 use crate::model::api_error::{Answer, not_allowed, not_trusted};
+use crate::model::work::CANCELLED;
 use crate::support::nanoseconds::nanoseconds;
 use crate::vm::context::VmContext;
 use crate::vm::context::liveness::End;
 use crate::vm::context::mailbox::Command;
 use crate::vm::context::shared_size::{SharedChange, SharedSize};
+use crate::vm::context::work::Work;
 
 /// Time between two looks for what a size lacks.
 const MISSING_EVERY: Duration = Duration::from_secs(1);
@@ -181,12 +183,16 @@ impl SharedAllocator {
         cx: &mut VmContext,
         want_bytes: u64,
         keep_bytes: u64,
+        work: &Work,
     ) -> Answer<(ReclaimReport, Option<End>)> {
         let began = Instant::now();
         let shared = self.share(cx)?;
         let (want, keep) = (want_bytes.div_ceil(HUGE_BYTES), keep_bytes.div_ceil(HUGE_BYTES));
-        let (taken, stop, ended) = take(cx, &shared, How::Soft, want, keep);
+        let (taken, stop, ended) = take(cx, &shared, How::Soft, want, keep, work);
         let stopped_by = match stop {
+            Some(HyperAllocStop::Reset) if ended.is_none() && work.is_cancelled() => {
+                CANCELLED.into()
+            }
             Some(stop) => stop.to_string(),
             None if taken.huge_frames >= want => "the amount asked for was reached".into(),
             None => nothing_more(&taken, shared.counts().soft_bytes, keep),
@@ -213,7 +219,7 @@ impl SharedAllocator {
             return None;
         }
         let shared = self.share(cx).ok()?;
-        let (_, stop, ended) = take(cx, &shared, How::Soft, u64::MAX, 0);
+        let (_, stop, ended) = take(cx, &shared, How::Soft, u64::MAX, 0, &Work::default());
         if let Some(stop) = stop {
             tracing::debug!("{stop}");
         }
@@ -310,7 +316,7 @@ impl SharedAllocator {
         if want < gap.missing().min(PIECE_HUGE) {
             return SizeStep { blocked_reason: Some(what_it_needs(cx, &shared, gap)), ended: None };
         }
-        let (_, stop, ended) = take(cx, &shared, How::Hard, want, 0);
+        let (_, stop, ended) = take(cx, &shared, How::Hard, want, 0, &Work::default());
         let blocked_reason = || Gap::of(cx, &shared).blocked_reason(&shared);
         let reason = stop.map_or_else(blocked_reason, |stop| stop.to_string());
         SizeStep { blocked_reason: Some(reason), ended }

@@ -18,6 +18,7 @@ use super::context::VmContext;
 use super::context::kernel::Kernel;
 use super::context::liveness::End;
 use super::context::mailbox::Which;
+use super::context::work::Work;
 use crate::model::api_error::{Answer, not_allowed, not_trusted};
 use crate::model::host_pressure::PressureNotice;
 use crate::system::host_memory;
@@ -70,8 +71,9 @@ impl Reclaim {
         want_bytes: u64,
         keep_bytes: u64,
         which: Which,
+        work: &Work,
     ) -> (Pass, Option<End>) {
-        let (pass, ended) = self.vprobe.pass(cx, want_bytes, keep_bytes, which);
+        let (pass, ended) = self.vprobe.pass(cx, want_bytes, keep_bytes, which, work);
         cx.note_reclaimed(pass.bytes());
         (pass, ended)
     }

@@ -73,8 +73,9 @@ impl How {
 
 impl HyperAlloc {
     /// Reclaims at most `want` huge frames that are free as a whole, after passing over `keep` of
-    /// them. A soft reclaim counts only installed ones. Asks `still_runs` right before each batch:
-    /// `false` once the guest may have been reset.
+    /// them. A soft reclaim counts only installed ones. Asks `still_runs` right before each batch,
+    /// with what was reclaimed before: `false` once the guest may have been reset, or nobody wants
+    /// more.
     ///
     /// Returns what was reclaimed, and what ended it early.
     pub fn reclaim(
@@ -83,7 +84,7 @@ impl HyperAlloc {
         how: How,
         want: u64,
         keep: u64,
-        still_runs: impl FnMut() -> bool,
+        still_runs: impl FnMut(&ReclaimedHuge) -> bool,
     ) -> (ReclaimedHuge, Option<HyperAllocStop>) {
         let (reclaimed, mut kept) = (ReclaimedHuge::default(), 0);
         let mut pass = Pass { all: self, pager, how, want, reclaimed, still_runs };
@@ -105,7 +106,7 @@ struct Pass<'a, R> {
     still_runs: R,
 }
 
-impl<'a, R: FnMut() -> bool> Pass<'a, R> {
+impl<'a, R: FnMut(&ReclaimedHuge) -> bool> Pass<'a, R> {
     /// Reclaims from one zone after passing over `spare` huge frames. Returns how many it passed
     /// over.
     fn zone(&mut self, zone: &Zone, spare: u64) -> Result<u64, HyperAllocStop> {
@@ -126,7 +127,7 @@ impl<'a, R: FnMut() -> bool> Pass<'a, R> {
             if batch.is_empty() {
                 break;
             }
-            if !(self.still_runs)() || !zone.is_there(&self.all.ram) {
+            if !(self.still_runs)(&self.reclaimed) || !zone.is_there(&self.all.ram) {
                 return Err(HyperAllocStop::Reset);
             }
             if self.how == How::Hard {

@@ -96,7 +96,7 @@ impl Rig {
 
     fn reclaim(&self) -> anyhow::Result<Duration> {
         let start = Instant::now();
-        let (taken, stop) = self.shared.reclaim(self.ebb.pager(), How::Hard, u64::MAX, 0, || true);
+        let (taken, stop) = self.shared.reclaim(self.ebb.pager(), How::Hard, u64::MAX, 0, |_| true);
         let took = start.elapsed();
         stop.map_or(Ok(()), Err)?;
         ensure!(taken.huge_frames == HUGE_FRAMES, "{taken:?}");
@@ -250,7 +250,7 @@ pub fn scan(session: &Session) -> anyhow::Result<Report> {
         let (mut ebb, mut plain) = (Rounds::default(), Rounds::default());
         for _ in 0..if quick { 21 } else { 101 } {
             ebb.push(timed(is_cold, || {
-                rig.shared.reclaim(rig.ebb.pager(), How::Soft, u64::MAX, 0, || true).0.huge_frames
+                rig.shared.reclaim(rig.ebb.pager(), How::Soft, u64::MAX, 0, |_| true).0.huge_frames
             }));
             plain.push(timed(is_cold, || {
                 areas.iter().map(|area| u64::from(area.load(Relaxed))).sum()

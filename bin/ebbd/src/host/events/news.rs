@@ -1,7 +1,7 @@
 //! News, and the event that tells them.
 
 use ebb_api::{
-    DecisionFigures, EVENT_TEXT_BYTES_MAX, Event, EventType, LostFigures, PilotStage,
+    DecisionFigures, EVENT_TEXT_BYTES_MAX, Event, EventType, JobFigures, LostFigures, PilotStage,
     RefusalFigures, StageFigures, StateFigures, VmChange, VmName, WarningFigures,
 };
 use jiff::Timestamp;
@@ -25,6 +25,8 @@ pub enum News {
         /// The host's figures.
         host: String,
     },
+    /// A job was asked for, or has ended, and what came of it.
+    Job(JobFigures, String),
     /// Events up to this number may be missing.
     Lost {
         /// The number.
@@ -47,6 +49,7 @@ impl News {
             decision: None,
             warning: None,
             stage: None,
+            job: None,
             lost: None,
         };
         match self {
@@ -80,6 +83,12 @@ impl News {
                 let text = format!("the host is {to} now, was {from}: {host}");
                 let stage = Some(StageFigures { from, to, host });
                 Event { stage, ..blank(EventType::Stage, text) }
+            }
+            News::Job(figures, what) => {
+                let JobFigures { id, kind, state } = figures;
+                let what = if what.is_empty() { what } else { format!(": {what}") };
+                let text = format!("{kind}, job {id}: {state}{what}");
+                Event { job: Some(figures), ..blank(EventType::Job, text) }
             }
             News::Lost { last } => {
                 let text = format!(

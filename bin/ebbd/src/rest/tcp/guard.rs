@@ -25,7 +25,7 @@ const BODY_LIMIT: Duration = Duration::from_secs(10);
 /// What a token for control may change. A route that is not here is only for the host itself: by
 /// [`route::RUN`] and [`route::ATTACH`] a client names files and processes of the host, and starts
 /// programs there as root.
-pub const CHANGES: [&str; 12] = [
+pub const CHANGES: [&str; 13] = [
     route::VM,
     route::RECLAIM,
     route::AUTO,
@@ -38,6 +38,7 @@ pub const CHANGES: [&str; 12] = [
     route::PILOT,
     route::RULE,
     route::CALIBRATION,
+    route::JOB,
 ];
 
 /// Where a connection comes from.

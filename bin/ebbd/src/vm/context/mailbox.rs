@@ -12,6 +12,7 @@ use ebb_api::{
 };
 use tokio::sync::oneshot;
 
+use super::work::Work;
 use crate::model::api_error::Answer;
 use crate::model::host_pressure::PressureNotice;
 use crate::model::share::Share;
@@ -30,7 +31,7 @@ pub enum Command {
     /// Tell the whole status. `true`: classify every frame.
     Status(bool, oneshot::Sender<Answer<VmStatus>>),
     /// Reclaim free memory once.
-    Reclaim(ReclaimRequest, Which, oneshot::Sender<Answer<ReclaimReport>>),
+    Reclaim(ReclaimRequest, Which, Arc<Work>, oneshot::Sender<Answer<ReclaimReport>>),
     /// Turn automatic reclaim on or off.
     Auto(AutoRequest, oneshot::Sender<Answer<AutoStatus>>),
     /// Set or lift the limit.
@@ -44,7 +45,7 @@ pub enum Command {
     /// The guest touched unplugged memory.
     Violation,
     /// Evict frames, used or not.
-    Evict(EvictRequest, oneshot::Sender<Answer<EvictReport>>),
+    Evict(EvictRequest, Arc<Work>, oneshot::Sender<Answer<EvictReport>>),
     /// Begin to find out which memory is hot.
     Monitor(HeatRequest, oneshot::Sender<Answer<HeatReport>>),
     /// Tell how far the monitoring is, and what was found.
@@ -77,7 +78,7 @@ impl Command {
             Command::Limit(_, to) => to.is_closed(),
             Command::Resize(_, to) => to.is_closed(),
             Command::Size(to) => to.is_closed(),
-            Command::Evict(_, to) => to.is_closed(),
+            Command::Evict(.., to) => to.is_closed(),
             Command::Monitor(_, to) => to.is_closed(),
             Command::Heat(to) => to.is_closed(),
             Command::Share(_, to) | Command::PilotLimit(_, to) | Command::Ready(to) => {

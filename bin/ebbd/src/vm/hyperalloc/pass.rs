@@ -5,6 +5,7 @@ use ebb_units::{Bytes, HUGE_BYTES};
 
 use crate::vm::context::VmContext;
 use crate::vm::context::liveness::{End, Liveness};
+use crate::vm::context::work::Work;
 
 /// Reclaims free huge frames while the guest's kernel runs.
 pub(super) fn take(
@@ -13,10 +14,16 @@ pub(super) fn take(
     how: How,
     want: u64,
     keep: u64,
+    work: &Work,
 ) -> (ReclaimedHuge, Option<HyperAllocStop>, Option<End>) {
     let VmContext { qmp, guest, reaching, pager, .. } = cx;
     let mut liveness = Liveness::new(qmp, guest, reaching, pager);
-    let (reclaimed, stop) = shared.reclaim(pager, how, want, keep, || liveness.runs());
+    let want_bytes = Some(want.saturating_mul(HUGE_BYTES)).filter(|&bytes| bytes < u64::MAX);
+    let goes_on = |so_far: &ReclaimedHuge| {
+        work.note(so_far.huge_frames * HUGE_BYTES, want_bytes);
+        !work.is_cancelled() && liveness.runs()
+    };
+    let (reclaimed, stop) = shared.reclaim(pager, how, want, keep, goes_on);
     let ended = liveness.ended();
     cx.note_reclaimed(reclaimed.reclaimed_bytes);
     (reclaimed, stop, ended)

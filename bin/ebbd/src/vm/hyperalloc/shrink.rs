@@ -11,6 +11,7 @@ use super::reserve::Reserve;
 use crate::vm::context::VmContext;
 use crate::vm::context::liveness::End;
 use crate::vm::context::shared_size::SharedChange;
+use crate::vm::context::work::Work;
 
 /// A guest that has not tried to free memory within this time does not do it.
 const PURGE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -67,7 +68,7 @@ impl Shrink {
         if want < missing.min(PIECE_HUGE) {
             return (Some(what_it_needs(cx, shared, gap)), None);
         }
-        let (taken, stop, ended) = take(cx, shared, How::Hard, want, 0);
+        let (taken, stop, ended) = take(cx, shared, How::Hard, want, 0, &Work::default());
         change.taken_bytes += taken.huge_frames * HUGE_BYTES;
         change.reclaimed_bytes += taken.reclaimed_bytes;
         if let Some(stop) = stop {

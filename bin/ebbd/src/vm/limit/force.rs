@@ -11,7 +11,7 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn};
 
 use super::in_flight::{may_tell_in_flight, nothing_more};
 use super::store_failure::{Attempt, explain_to};
-use crate::model::api_error::{Answer, ApiError, failed, not_allowed};
+use crate::model::api_error::{Answer, failed, not_allowed};
 use crate::support::nanoseconds::nanoseconds;
 use crate::support::open_files::OpenFiles;
 use crate::vm::context::VmContext;
@@ -56,12 +56,12 @@ impl ByForce {
     pub fn report(
         &self,
         began: Instant,
-        blocked: Option<ApiError>,
+        blocked: Option<String>,
         pinned: Option<&str>,
     ) -> EvictReport {
-        let saved_bytes = self.done.frames() * FRAME_BYTES;
+        let saved_bytes = self.saved_bytes();
         let stopped_by = match blocked {
-            Some(why) => why.to_string(),
+            Some(why) => why,
             None if saved_bytes >= self.want_bytes => "the amount asked for was reached".into(),
             None => nothing_more(pinned),
         };
@@ -74,9 +74,14 @@ impl ByForce {
         }
     }
 
+    /// Returns the bytes evicted so far.
+    pub fn saved_bytes(&self) -> u64 {
+        self.done.frames() * FRAME_BYTES
+    }
+
     /// Returns the bytes still to evict.
     fn left(&self) -> u64 {
-        self.want_bytes.saturating_sub(self.done.frames() * FRAME_BYTES)
+        self.want_bytes.saturating_sub(self.saved_bytes())
     }
 
     /// Makes a step. Returns whether there may be another one, or the store's error in words. Also

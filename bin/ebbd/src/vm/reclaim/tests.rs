@@ -38,7 +38,7 @@ fn reclaim_but(cx: &VmContext, mode: Mode, resting: Option<&Resting>) -> Reclaim
     };
     let guest = cx.guest.guest().expect("it is trusted");
     let (reclaimed, stop) =
-        ebb_reclaim::vprobe::reclaim(&cx.pager, guest, order, &mut Vec::new(), || true);
+        ebb_reclaim::vprobe::reclaim(&cx.pager, guest, order, &mut Vec::new(), |_| true);
     assert!(stop.is_none(), "{stop:?}");
     reclaimed
 }
@@ -70,7 +70,8 @@ fn a_guest_with_less_free_memory_than_the_reserve_keeps_it() {
     cx.pager.frames().watch_all_writes().expect("it is watched");
     let mut reclaim = Reclaim::default();
     // QEMU may not answer in time.
-    let mut passes = (0..100).map(|_| reclaim.pass(&mut cx, u64::MAX, 0, Which::All).0);
+    let mut passes =
+        (0..100).map(|_| reclaim.pass(&mut cx, u64::MAX, 0, Which::All, &Work::default()).0);
     let pass = passes.find(|pass| !pass.is_cut_short()).expect("an answer in time");
     assert_eq!(pass.bytes(), 0);
     let why = pass.report(u64::MAX, Duration::ZERO).stopped_by;

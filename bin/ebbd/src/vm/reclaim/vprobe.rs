@@ -8,10 +8,12 @@ use ebb_reclaim::resting::Resting;
 use ebb_reclaim::vprobe::{self, Order, ReclaimedBlocks, VProbeStop};
 use ebb_units::{Bytes, Gfn};
 
+use crate::model::work::CANCELLED;
 use crate::support::nanoseconds::nanoseconds;
 use crate::vm::context::VmContext;
 use crate::vm::context::liveness::{End, Liveness};
 use crate::vm::context::mailbox::Which;
+use crate::vm::context::work::Work;
 
 /// Memory reclaimed at once with small pages, in bytes. A guest that wants memory of the batch
 /// waits for all of it, about 2 ms.
@@ -34,6 +36,7 @@ pub struct Pass {
     stop: Option<VProbeStop>,
     /// The memory left to the guest.
     reserve_bytes: u64,
+    is_cancelled: bool,
 }
 
 impl VProbe {
@@ -55,6 +58,7 @@ impl VProbe {
         want_bytes: u64,
         keep_bytes: u64,
         which: Which,
+        work: &Work,
     ) -> (Pass, Option<End>) {
         self.resting.forget_old(Instant::now());
         let reserve_bytes = RESERVE_BYTES.max(keep_bytes);
@@ -74,7 +78,10 @@ impl VProbe {
         };
         let VmContext { qmp, guest, reaching, pager, .. } = cx;
         let mut liveness = Liveness::new(qmp, guest, reaching, pager);
-        let still_runs = || liveness.runs_at_once();
+        let still_runs = |so_far: &ReclaimedBlocks| {
+            note(work, so_far, want_bytes);
+            !work.is_cancelled() && liveness.runs_at_once()
+        };
         let (reclaimed, stop) = match guest.kernel() {
             Ok(kernel) => {
                 let blocks = &mut self.blocks;
@@ -82,7 +89,17 @@ impl VProbe {
             }
             Err(_) => (ReclaimedBlocks::default(), Some(VProbeStop::Unknown)),
         };
-        (Pass { reclaimed, stop, reserve_bytes }, liveness.ended())
+        let is_cancelled = work.is_cancelled();
+        (Pass { reclaimed, stop, reserve_bytes, is_cancelled }, liveness.ended())
+    }
+}
+
+/// Notes how far a pass is: how much of what was asked for is reclaimed, or how much of all that is
+/// free was looked at.
+fn note(work: &Work, so_far: &ReclaimedBlocks, want_bytes: u64) {
+    match want_bytes {
+        u64::MAX => work.note(so_far.seen_bytes, Some(so_far.found_bytes)),
+        _ => work.note(so_far.bytes, Some(want_bytes)),
     }
 }
 
@@ -94,7 +111,7 @@ impl Pass {
 
     /// Whether it ended because no answer came in time whether the guest still runs.
     pub fn is_cut_short(&self) -> bool {
-        matches!(self.stop, Some(VProbeStop::Unknown))
+        matches!(self.stop, Some(VProbeStop::Unknown)) && !self.is_cancelled
     }
 
     /// Adds the next pass to this one.
@@ -121,9 +138,10 @@ impl Pass {
     }
 
     fn what_stopped_it(&self, want_bytes: u64) -> String {
-        let Pass { reclaimed, stop, reserve_bytes } = self;
+        let Pass { reclaimed, stop, reserve_bytes, is_cancelled } = self;
         let reserve = format!("the reserve of {}", Bytes(*reserve_bytes));
         match stop {
+            Some(VProbeStop::Unknown) if *is_cancelled => CANCELLED.into(),
             Some(stop) => stop.to_string(),
             None if reclaimed.bytes >= want_bytes => "the amount asked for was reached".into(),
             None if reclaimed.bytes == 0 && reclaimed.already_empty > 0 => format!(
@@ -145,6 +163,7 @@ mod tests {
             reclaimed: ReclaimedBlocks { bytes, already_empty, ..ReclaimedBlocks::default() },
             stop: None,
             reserve_bytes,
+            is_cancelled: false,
         };
         let message = pass(0, 3, RESERVE_BYTES).what_stopped_it(u64::MAX);
         assert!(message.starts_with("all free memory is with the host already"), "{message}");

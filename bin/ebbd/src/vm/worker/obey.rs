@@ -40,10 +40,10 @@ impl Worker {
         match command {
             Command::Status(counts, to) => drop(to.send(self.status(counts))),
             Command::Ready(to) => drop(to.send(Ok(()))),
-            Command::Reclaim(request, which, to) => {
+            Command::Reclaim(request, which, work, to) => {
                 let keep_bytes = self.cx.record.auto.keep_bytes;
                 let want_bytes = request.bytes.unwrap_or(u64::MAX);
-                drop(to.send(self.take(want_bytes, keep_bytes, which)));
+                drop(to.send(self.take(want_bytes, keep_bytes, which, &work)));
             }
             Command::Auto(request, to) => {
                 if request.on {
@@ -63,7 +63,9 @@ impl Worker {
                 drop(to.send(self.with_size(|size| size.report())));
             }
             Command::Violation => self.hyperalloc.violated(&mut self.cx),
-            Command::Evict(request, to) => drop(to.send(self.evict(request.bytes))),
+            Command::Evict(request, work, to) => {
+                drop(to.send(self.evict(request.bytes, &work)));
+            }
             Command::Monitor(request, to) => {
                 let asked = self.tiering.ask(&self.cx, request);
                 if let Ok(true) = asked {

@@ -8,8 +8,10 @@ use ebb_units::Gfn;
 use super::Worker;
 use crate::model::api_error::Answer;
 use crate::model::host_pressure::PressureNotice;
+use crate::model::work::CANCELLED;
 use crate::support::open_files::OpenFiles;
 use crate::vm::context::mailbox::Which;
+use crate::vm::context::work::Work;
 use crate::vm::limit::force::{self, ByForce};
 use crate::vm::limit::{self, TURN, Turn};
 use crate::vm::reclaim::Pass;
@@ -24,6 +26,7 @@ impl Worker {
         want_bytes: u64,
         keep_bytes: u64,
         which: Which,
+        work: &Work,
     ) -> Answer<ReclaimReport> {
         let began = Instant::now();
         self.keep_devices(&mut OpenFiles::default());
@@ -32,20 +35,26 @@ impl Worker {
         self.reclaim.may_reclaim(&self.cx, is_trusted)?;
         if self.cx.guest.shares_allocator() {
             let (report, ended) =
-                self.hyperalloc.take_soft(&mut self.cx, want_bytes, keep_bytes)?;
+                self.hyperalloc.take_soft(&mut self.cx, want_bytes, keep_bytes, work)?;
             self.route(ended);
             return Ok(report);
         }
-        let pass = self.passes(want_bytes, keep_bytes, which)?;
+        let pass = self.passes(want_bytes, keep_bytes, which, work)?;
         Ok(pass.report(want_bytes, began.elapsed()))
     }
 
     /// Makes passes over free memory. Repeats a pass in which QEMU did not answer in time.
-    fn passes(&mut self, want_bytes: u64, keep_bytes: u64, which: Which) -> Answer<Pass> {
+    fn passes(
+        &mut self,
+        want_bytes: u64,
+        keep_bytes: u64,
+        which: Which,
+        work: &Work,
+    ) -> Answer<Pass> {
         let mut all = Pass::default();
         for _ in 0..TRIES {
             let left = want_bytes - all.bytes();
-            let (pass, ended) = self.reclaim.pass(&mut self.cx, left, keep_bytes, which);
+            let (pass, ended) = self.reclaim.pass(&mut self.cx, left, keep_bytes, which, work);
             self.route(ended);
             let is_cut_short = pass.is_cut_short();
             all = all.and_then(pass);
@@ -79,7 +88,8 @@ impl Worker {
     /// Makes one round of automatic reclaim. `why`: host pressure begins it, with the figures.
     /// Returns the reclaimed bytes.
     fn take_by_itself(&mut self, why: Option<String>) -> u64 {
-        match self.take(u64::MAX, self.cx.record.auto.keep_bytes, Which::Lasting) {
+        match self.take(u64::MAX, self.cx.record.auto.keep_bytes, Which::Lasting, &Work::default())
+        {
             Ok(report) => {
                 let bytes = report.bytes;
                 self.reclaim.note_auto(report, why);
@@ -142,7 +152,7 @@ impl Worker {
     }
 
     /// Evicts frames, used or not.
-    pub(super) fn evict(&mut self, want_bytes: u64) -> Answer<EvictReport> {
+    pub(super) fn evict(&mut self, want_bytes: u64, work: &Work) -> Answer<EvictReport> {
         let began = Instant::now();
         self.look_at_devices();
         limit::may_evict(&self.cx)?;
@@ -151,10 +161,14 @@ impl Worker {
         let pinned = force::prepare(&mut self.cx)?;
         let mut by_force = ByForce::new(&self.cx, want_bytes, pinned.is_some());
         let blocked = loop {
+            work.note(by_force.saved_bytes(), Some(want_bytes));
+            if work.is_cancelled() {
+                break Some(CANCELLED.into());
+            }
             if !self.cx.reaching.is_unchanged() {
                 self.look_at_devices();
                 if let Err(why) = limit::may_evict(&self.cx) {
-                    break Some(why);
+                    break Some(why.to_string());
                 }
             }
             let (goes_on, ended) = by_force.step(&mut self.cx);

@@ -110,8 +110,9 @@ fn a_command_reaches_its_controller_while_somebody_waits_for_the_answer() {
     assert_eq!(worker.cx.record.limit_bytes, Some(LESS), "the client was told that it failed");
     let lifted = ask(&mut worker, |to| Command::Limit(limit(None), to)).expect("no limit");
     assert_eq!((lifted.bytes, worker.cx.record.limit_bytes), (None, None));
-    let refused =
-        ask(&mut worker, |to| Command::Reclaim(ReclaimRequest::default(), Which::All, to));
+    let refused = ask(&mut worker, |to| {
+        Command::Reclaim(ReclaimRequest::default(), Which::All, Arc::default(), to)
+    });
     let why = refused.expect_err("nobody knows the guest").to_string();
     assert!(why.starts_with("the guest is not trusted: "), "{why}");
     let share = Share { bytes: LESS, lower_percent: 100, upper_percent: 100 };

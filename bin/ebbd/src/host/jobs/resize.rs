@@ -1,0 +1,92 @@
+//! A job that brings a VM to its target.
+
+use axum::body::Bytes;
+use axum::http::Method;
+use ebb_api::{
+    ApiErrorBody, ErrorCode, JobProgress, JobUnit, ResizeReport, ResizeRequest, SizeState, route,
+};
+use tokio::time::sleep;
+
+use super::report::{End, Report};
+use super::run::{LOOK_EVERY, Of, Refused, to_bytes};
+
+/// Looks in a row without an answer after which the job fails: each may take a minute.
+const SILENT_LOOKS_MOST: u32 = 5;
+/// The request that drops the target.
+const OFF: ResizeRequest = ResizeRequest { bytes: None, node: None, by: None, on_violation: None };
+
+/// Sets the target, and waits until it is reached or blocked. The worker makes its steps beside its
+/// other work, so other jobs have their turn meanwhile.
+pub async fn run<T>(vm: &Of<'_>, request: ResizeRequest, turn: T) -> Result<End, Refused> {
+    let mut report: ResizeReport = vm.ask(Method::PUT, route::SIZE, to_bytes(&request)?).await?;
+    drop(turn);
+    let (way, mut silent) = (Way::of(&report), 0);
+    while report.state == SizeState::Moving {
+        vm.doing.note(way.progress(&report));
+        let next = tokio::select! {
+            () = vm.doing.cancelled() => return stay(vm).await,
+            next = look(vm) => next.map_err(ApiErrorBody::from),
+        };
+        report = match next {
+            Ok(next) => next,
+            Err(why) if why.code == Some(ErrorCode::NotSet) => {
+                return Ok(End::cancelled("its target was dropped meanwhile", Report::Nothing));
+            }
+            // Its process may be recovered just now. The target is on record.
+            Err(why) if is_silence(&why) && silent < SILENT_LOOKS_MOST => {
+                silent += 1;
+                continue;
+            }
+            Err(why) => return Ok(End::refused(why)),
+        };
+        silent = 0;
+        if !way.is_of(&report) {
+            let why = "another target was set meanwhile";
+            return Ok(End::cancelled(why, Report::Resize(report)));
+        }
+    }
+    vm.doing.note(way.progress(&report));
+    Ok(End::resized(report))
+}
+
+async fn look(vm: &Of<'_>) -> Result<ResizeReport, Refused> {
+    sleep(LOOK_EVERY).await;
+    vm.ask(Method::GET, route::SIZE, Bytes::new()).await
+}
+
+fn is_silence(why: &ApiErrorBody) -> bool {
+    matches!(why.code, Some(ErrorCode::Unavailable | ErrorCode::OutcomeUnknown))
+}
+
+/// Drops the target: the VM keeps the size that it has come to.
+async fn stay(vm: &Of<'_>) -> Result<End, Refused> {
+    let report: ResizeReport = vm.ask(Method::PUT, route::SIZE, to_bytes(&OFF)?).await?;
+    let text = format!("stays at {}", ebb_units::Bytes(report.bytes));
+    Ok(End::cancelled(&text, Report::Resize(report)))
+}
+
+/// The way from a size to another one.
+struct Way {
+    start_bytes: u64,
+    wanted_bytes: u64,
+    node: Option<u32>,
+}
+
+impl Way {
+    /// The way of which this is the first report: some of it may be done already.
+    fn of(report: &ResizeReport) -> Way {
+        let start_bytes =
+            report.bytes.saturating_add(report.taken_bytes).saturating_sub(report.returned_bytes);
+        Way { start_bytes, wanted_bytes: report.wanted_bytes, node: report.node }
+    }
+
+    fn is_of(&self, report: &ResizeReport) -> bool {
+        (report.wanted_bytes, report.node) == (self.wanted_bytes, self.node)
+    }
+
+    fn progress(&self, report: &ResizeReport) -> JobProgress {
+        let total = self.start_bytes.abs_diff(self.wanted_bytes);
+        let left = report.bytes.abs_diff(self.wanted_bytes);
+        JobProgress { done: total.saturating_sub(left), total: Some(total), unit: JobUnit::Bytes }
+    }
+}
