@@ -1,6 +1,7 @@
 //! The command line. Help, man pages and completions all come from here.
 
 mod events;
+mod jobs;
 mod observe;
 mod top;
 
@@ -16,6 +17,7 @@ use ebb_api::{
 use ebb_units::Bytes;
 
 pub use self::events::Events;
+pub use self::jobs::{Jobs, JobsCommand};
 pub use self::top::Top;
 use crate::below::Below;
 use crate::interval::Interval;
@@ -57,6 +59,9 @@ pub enum Command {
     Detach {
         #[command(flatten)]
         vm: Vm,
+        /// Do not wait: print the number of a job that does it (`ebb jobs`)
+        #[arg(long)]
+        background: bool,
     },
     /// Show all managed VMs
     List {
@@ -80,6 +85,9 @@ pub enum Command {
         /// Stop once this much is reclaimed [default: all but a small reserve]
         #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
         bytes: Option<Bytes>,
+        /// Do not wait: print the number of a job that does it (`ebb jobs`)
+        #[arg(long)]
+        background: bool,
     },
     /// Switch automatic reclaim on or off, or show it
     Auto(Auto),
@@ -115,6 +123,9 @@ pub enum Command {
         /// before, at first allow]
         #[arg(long, value_name = "allow|stop")]
         on_violation: Option<OnViolation>,
+        /// Do not wait: print the number of a job that does it (`ebb jobs`)
+        #[arg(long)]
+        background: bool,
     },
     /// Show which of a VM's memory is hot; this takes some seconds if it is not known
     Heat {
@@ -126,6 +137,9 @@ pub enum Command {
         /// Write the map to this file as well, as a picture
         #[arg(long, value_name = "FILE")]
         svg: Option<PathBuf>,
+        /// Do not wait: print the number of a job that does it (`ebb jobs`)
+        #[arg(long, conflicts_with = "svg")]
+        background: bool,
     },
     /// Show what each of a VM's tiers holds, and whether the fast one is large enough
     Tier {
@@ -218,6 +232,9 @@ pub enum Command {
     Events(Events),
     /// Measure for some seconds how fast this host's tiers are, and keep the result
     Calibrate {
+        /// Do not wait: print the number of a job that does it (`ebb jobs`)
+        #[arg(long)]
+        background: bool,
         #[command(flatten)]
         output: Output,
     },
@@ -228,7 +245,12 @@ pub enum Command {
         /// How much to evict
         #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
         bytes: Bytes,
+        /// Do not wait: print the number of a job that does it (`ebb jobs`)
+        #[arg(long)]
+        background: bool,
     },
+    /// Show jobs: long operations in the background, and how far they are
+    Jobs(Jobs),
     /// Check what this host lacks, what that costs and how to mend it
     Doctor {
         /// Fix what is safe to fix, and print each step

@@ -27,7 +27,7 @@ pub fn request(attach: Attach) -> anyhow::Result<AttachRequest> {
     let request = AttachRequest {
         name: name.context("name the VM: --name NAME --pid PID, or --all")?,
         pid: pid.context("give QEMU's process number: --pid PID, or --all")?,
-        qmp: attach.qmp.map(crate::command::existing_socket).transpose()?,
+        qmp: attach.qmp.map(crate::paths::existing_socket).transpose()?,
         mode: attach.watch.mode,
         min_order: attach.watch.min_order,
     };

@@ -1,11 +1,11 @@
 //! One function for each command: check, ask the daemon, show.
 
-use std::io::{self, IsTerminal};
-use std::os::unix::fs::FileTypeExt;
+mod long;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{env, fs, path, thread};
+use std::{env, thread};
 
 use anyhow::{Context, bail};
 use hyper::Method;
@@ -13,25 +13,23 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use ebb_api::{
-    AutoRequest, AutoStatus, Calibration, DetachReport, DiskRequest, EvictReport, EvictRequest,
-    HeatReport, HeatRequest, LimitRequest, LimitStatus, PilotRequest, PilotSight, PilotStatus,
-    PoolRequest, PoolStatus, ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest,
-    RuleRequest, RunRequest, ShareRequest, SizeState, Top, VmStatus, VmSummary, route,
+    AttachRequest, AutoRequest, AutoStatus, HeatRequest, Job, LimitRequest, LimitStatus,
+    PilotRequest, PilotSight, PilotStatus, PoolRequest, PoolStatus, ResizeRequest, RuleRequest,
+    RunRequest, ShareRequest, Top, VmStatus, VmSummary, route,
 };
 use ebb_units::Bytes;
 
-use crate::args::{self, Args, Attach, Auto, Begins, Command, Events, Run, SizeOrOff, Switch, Vm};
+use self::long::doing;
+use crate::args::{
+    self, Args, Attach, Auto, Begins, Command, Events, JobsCommand, Run, SizeOrOff, Switch, Vm,
+};
 use crate::below::Below;
 use crate::interval::Interval;
+use crate::paths::{absolute, absolute_disk, existing_file};
 use crate::progress::{self, Progress};
 use crate::remote::Remote;
-use crate::{
-    Outcome, attach, client, daemon, doctor, events, heat, interrupt, manual, observe, show, top,
-    trace,
-};
+use crate::{Outcome, attach, client, daemon, doctor, events, manual, observe, show, top, trace};
 
-/// Time from one question to the daemon about its progress to the next.
-const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 /// The pilot looks each second.
 const RECORD_EVERY: Duration = Duration::from_millis(500);
 
@@ -47,22 +45,27 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         Command::Run(run) => host.run(run)?,
         Command::Attach(attach) if attach.all => return host.attach_all(&attach),
         Command::Attach(attach) => host.attach(attach)?,
-        Command::Detach { vm } => host.detach(&vm)?,
+        Command::Detach { vm, background } => host.detach(&vm, background)?,
         Command::List { output } => host.list(output.json)?,
         Command::Status { vm, verbose } => host.status(&vm, verbose)?,
         Command::Top(args) => host.top(&args)?,
-        Command::Reclaim { vm, bytes } => host.reclaim(&vm, bytes)?,
+        Command::Reclaim { vm, bytes, background } => host.reclaim(&vm, bytes, background)?,
         Command::Auto(auto) => host.auto(&auto)?,
         Command::Limit { vm, limit, low, high } => {
             let bytes = |size: Option<Bytes>| size.map(|size| size.0);
             let (bytes, low_bytes, high_bytes) = (bytes(limit.0), bytes(low), bytes(high));
             host.limit(&vm, &LimitRequest { bytes, low_bytes, high_bytes })?
         }
-        Command::Resize { vm, size, node, by, on_violation } => {
+        Command::Resize { vm, size, node, by, on_violation, background } => {
             let bytes = size.0.map(|size| size.0);
-            return host.resize(&vm, &ResizeRequest { bytes, node, by, on_violation });
+            let request = ResizeRequest { bytes, node, by, on_violation };
+            return host.resize(&vm, &request, background);
         }
-        Command::Heat { vm, fresh, svg } => host.heat(&vm, fresh, svg.as_deref())?,
+        Command::Heat { vm, fresh, background: true, .. } => {
+            let path = route::of_vm(route::HEAT, &vm.name);
+            host.begin((Method::POST, &path), &HeatRequest { fresh }, vm.output.json)?
+        }
+        Command::Heat { vm, fresh, svg, .. } => host.heat(&vm, fresh, svg.as_deref())?,
         Command::Tier { vm } => host.tier(&vm)?,
         Command::Pool { size, output } => host.pool(size, output.json)?,
         Command::Share { vm, share, lower, upper } => {
@@ -87,8 +90,15 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
             show::simulated(&trace::simulate(&file, reserve.into())?)
         }
         Command::Events(events) => host.events(events)?,
-        Command::Calibrate { output } => host.calibrate(output.json)?,
-        Command::Evict { vm, bytes } => host.evict(&vm, bytes)?,
+        Command::Calibrate { output, background } => host.calibrate(output.json, background)?,
+        Command::Evict { vm, bytes, background } => host.evict(&vm, bytes, background)?,
+        Command::Jobs(args::Jobs { command: None, output }) => {
+            let all: Vec<Job> = host.ask(Method::GET, route::JOBS)?;
+            render(&all, output.json, |all| show::jobs(all))?
+        }
+        Command::Jobs(args::Jobs { command: Some(JobsCommand::Cancel { id, output }), .. }) => {
+            host.cancel(id, output.json)?
+        }
         Command::Doctor { fix, output } => return doctor::run(&host.run_dir, fix, output.json),
         Command::Completions { shell } => manual::completions(shell)?,
         Command::Man { dir } => manual::write_pages(&dir)?,
@@ -158,22 +168,29 @@ impl Host {
     fn run(&self, run: Run) -> anyhow::Result<String> {
         let json = run.output.json;
         let request = run_request(run)?;
-        let status: VmStatus = self.send(Method::POST, route::RUN, &request)?;
+        let line = |time| doing(&request.name, "starting", time);
+        let ask = || self.send(Method::POST, route::RUN, &request);
+        let status: VmStatus = progress::during(json, line, ask)?;
         render(&status, json, show::started)
     }
 
     fn attach(&self, attach: Attach) -> anyhow::Result<String> {
         let json = attach.output.json;
         let request = attach::request(attach)?;
-        let status: VmStatus = self.send(Method::POST, route::ATTACH, &request)?;
+        let status = self.attached(&request, json)?;
         render(&status, json, show::started)
+    }
+
+    fn attached(&self, request: &AttachRequest, json: bool) -> anyhow::Result<VmStatus> {
+        let line = |time| doing(&request.name, "attaching", time);
+        progress::during(json, line, || self.send(Method::POST, route::ATTACH, request))
     }
 
     fn attach_all(&self, attach: &Attach) -> anyhow::Result<Outcome> {
         let managed: Vec<VmSummary> = self.ask(Method::GET, route::VMS)?;
         let has_directory =
             |name: &ebb_api::VmName| self.run_dir.join("vms").join(name.as_str()).exists();
-        let send = |request: &_| self.send(Method::POST, route::ATTACH, request);
+        let send = |request: &_| self.attached(request, attach.output.json);
         attach::all(attach, &managed, has_directory, send)
     }
 
@@ -182,24 +199,6 @@ impl Host {
         let runs = daemon::pid(&self.run_dir).is_some();
         let asked = runs.then(|| self.ask(Method::GET, route::VMS));
         asked.and_then(Result::ok).unwrap_or_default()
-    }
-
-    fn detach(&self, vm: &Vm) -> anyhow::Result<String> {
-        let (path, name) = (route::of_vm(route::VM, &vm.name), &vm.name);
-        interrupt::say(format!(
-            "interrupted; a detach that has begun goes on: see `ebb status {name}`"
-        ))?;
-        let ask = || self.ask::<DetachReport>(Method::DELETE, &path);
-        let (mut left_bytes, mut most_bytes) = (0, 0);
-        let line = |time| {
-            if let Ok(VmStatus { limit, .. }) = self.ask(Method::GET, &path) {
-                left_bytes = limit.saved_bytes.saturating_add(limit.on_disk_bytes);
-                most_bytes = left_bytes.max(most_bytes);
-            }
-            show::detaching(name, most_bytes - left_bytes, most_bytes, time)
-        };
-        let report = progress::during(line, ask)?;
-        render(&report, vm.output.json, |report| show::detached(name, report))
     }
 
     fn list(&self, json: bool) -> anyhow::Result<String> {
@@ -237,13 +236,6 @@ impl Host {
         render(&first.last(), args.json, |_| top::once(args, first.clone()))
     }
 
-    fn reclaim(&self, vm: &Vm, bytes: Option<Bytes>) -> anyhow::Result<String> {
-        let path = route::of_vm(route::RECLAIM, &vm.name);
-        let request = ReclaimRequest { bytes: bytes.map(|bytes| bytes.0) };
-        let report: ReclaimReport = self.send(Method::POST, &path, &request)?;
-        render(&report, vm.output.json, |report| show::reclaimed(&vm.name, report))
-    }
-
     fn auto(&self, auto: &Auto) -> anyhow::Result<String> {
         let status = match auto.switch {
             Some(switch) => self.set_auto(auto, switch)?,
@@ -270,25 +262,6 @@ impl Host {
         let path = route::of_vm(route::LIMIT, &vm.name);
         let status: LimitStatus = self.send(Method::PUT, &path, request)?;
         render(&status, vm.output.json, |status| show::limit(&vm.name, status))
-    }
-
-    fn resize(&self, vm: &Vm, request: &ResizeRequest) -> anyhow::Result<Outcome> {
-        request.check()?;
-        let (path, name) = (route::of_vm(route::SIZE, &vm.name), &vm.name);
-        interrupt::say(format!(
-            "interrupted; a resize that has begun goes on: see `ebb status {name}`"
-        ))?;
-        let mut report: ResizeReport = self.send(Method::PUT, &path, request)?;
-        let mut progress = Progress::new();
-        while report.state == SizeState::Moving {
-            progress.show(&show::resizing(name, &report));
-            thread::sleep(PROGRESS_EVERY);
-            report = self.ask(Method::GET, &path)?;
-        }
-        drop(progress);
-        let text = render(&report, vm.output.json, |report| show::resized(name, report))?;
-        let is_short = report.state == SizeState::Waiting;
-        Ok(Outcome { text, code: if is_short { route::EXIT_SHORT } else { 0 } })
     }
 
     fn tier(&self, vm: &Vm) -> anyhow::Result<String> {
@@ -338,10 +311,13 @@ impl Host {
         let mut writer = trace::Writer::new(file)?;
         writer.add(&first)?;
         let until = time.map(|time| Instant::now() + Duration::from_millis(time.ms));
+        let mut progress = Progress::new(false);
         while until.is_none_or(|until| Instant::now() < until) {
             thread::sleep(RECORD_EVERY);
             writer.add(&self.ask(Method::GET, route::PILOT_SIGHT)?)?;
+            progress.show(&format!("{}: {} looks", file.display(), writer.looks));
         }
+        drop(progress);
         Ok(format!("{}: {} looks\n", file.display(), writer.looks))
     }
 
@@ -362,47 +338,6 @@ impl Host {
             bail!("ebbd has ended, and tells no more");
         }
         Ok(String::new())
-    }
-
-    fn calibrate(&self, json: bool) -> anyhow::Result<String> {
-        let found: Calibration = self.ask(Method::POST, route::CALIBRATION)?;
-        render(&found, json, show::calibration)
-    }
-
-    fn heat(&self, vm: &Vm, fresh: bool, svg: Option<&Path>) -> anyhow::Result<String> {
-        svg.map(writable_place).transpose()?;
-        let path = route::of_vm(route::HEAT, &vm.name);
-        let mut report: HeatReport = self.send(Method::POST, &path, &HeatRequest { fresh })?;
-        let mut progress = Progress::new();
-        // Known figures are shown at once, also while the next monitoring runs.
-        while report.monitoring && (fresh || report.figures.is_none()) {
-            progress.show(&show::monitoring(&vm.name, &report));
-            thread::sleep(PROGRESS_EVERY);
-            report = self.ask(Method::GET, &path)?;
-        }
-        drop(progress);
-        let why = report.failed.as_ref().filter(|_| fresh || report.figures.is_none());
-        let figures = match (&report.figures, why) {
-            (Some(figures), None) => figures,
-            (_, why) => bail!(
-                "{} was not monitored: {}",
-                vm.name,
-                why.map_or("the monitoring ended without figures, try again", String::as_str)
-            ),
-        };
-        if let Some(file) = svg {
-            let picture = heat::svg(&vm.name, figures);
-            fs::write(file, picture).with_context(|| file.display().to_string())?;
-        }
-        let colour = io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none();
-        render(&report, vm.output.json, |_| heat::text(&vm.name, figures, colour))
-    }
-
-    fn evict(&self, vm: &Vm, bytes: Bytes) -> anyhow::Result<String> {
-        let path = route::of_vm(route::EVICT, &vm.name);
-        let request = EvictRequest { bytes: bytes.0 };
-        let report: EvictReport = self.send(Method::POST, &path, &request)?;
-        render(&report, vm.output.json, |report| show::evicted(&vm.name, report))
     }
 }
 
@@ -440,47 +375,4 @@ fn run_request(run: Run) -> anyhow::Result<RunRequest> {
         file.iter().try_for_each(|file| existing_file(file)).context(option)?;
     }
     Ok(request)
-}
-
-/// Makes a path absolute, because the daemon has another working directory. The path goes there as
-/// JSON, which is UTF-8.
-fn absolute(path: PathBuf) -> anyhow::Result<PathBuf> {
-    let absolute = path::absolute(&path).with_context(|| path.display().to_string())?;
-    if absolute.to_str().is_none() {
-        bail!("{} is not UTF-8; rename it", path.display());
-    }
-    Ok(absolute)
-}
-
-fn absolute_disk(disk: DiskRequest) -> anyhow::Result<DiskRequest> {
-    Ok(DiskRequest { path: absolute(disk.path)?, ..disk })
-}
-
-fn existing_file(path: &Path) -> anyhow::Result<()> {
-    let found = fs::metadata(path).with_context(|| path.display().to_string())?;
-    if !found.is_file() {
-        bail!("{} is not a file", path.display());
-    }
-    Ok(())
-}
-
-fn writable_place(file: &Path) -> anyhow::Result<()> {
-    let directory = file.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let directory = directory.unwrap_or(Path::new("."));
-    if !directory.is_dir() {
-        bail!("{}: {} is no directory", file.display(), directory.display());
-    }
-    if file.is_dir() {
-        bail!("{} is a directory: give a file's name", file.display());
-    }
-    Ok(())
-}
-
-pub fn existing_socket(path: PathBuf) -> anyhow::Result<PathBuf> {
-    let path = absolute(path)?;
-    let found = fs::metadata(&path).with_context(|| path.display().to_string())?;
-    if !found.file_type().is_socket() {
-        bail!("{} is not a UNIX socket", path.display());
-    }
-    Ok(path)
 }

@@ -1,6 +1,7 @@
 //! Answers as people read them: aligned, sizes with units, on one screen.
 
 mod brief;
+mod job;
 mod limit;
 mod list;
 mod observed;
@@ -19,6 +20,7 @@ use ebb_units::Bytes;
 use crate::interval::readable;
 
 pub use brief::brief;
+pub use job::{begun, doing, ended, jobs};
 pub use limit::{evicted, limit};
 pub use list::list;
 pub use observed::{discovered, observed};

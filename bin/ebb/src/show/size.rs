@@ -7,6 +7,7 @@ use ebb_units::Bytes;
 
 use super::{known, row};
 use crate::interval::readable;
+use crate::progress::bar;
 
 /// Returns the section of a VM's status about the guest's size. A VM that has its initial size, no
 /// target and no memory device shows only its balloon.
@@ -94,11 +95,13 @@ fn balloon(balloon: &BalloonStatus) -> String {
     row("balloon", holds) + &figures.unwrap_or_default()
 }
 
-/// Returns the progress of a resize in one line.
-pub fn resizing(name: &VmName, report: &ResizeReport) -> String {
+/// Returns the progress of a resize in one line. `first`: its first report.
+pub fn resizing(name: &VmName, first: &ResizeReport, report: &ResizeReport) -> String {
     let (now, wanted) = (Bytes(report.bytes), Bytes(report.wanted_bytes));
-    let time = readable(report.duration_ns);
-    format!("{name}: {now}, target {wanted}, by {}, {time}", report.mechanism)
+    let way = first.bytes.abs_diff(report.wanted_bytes);
+    let done = way.saturating_sub(report.bytes.abs_diff(report.wanted_bytes));
+    let (bar, time) = (bar(done, way), readable(report.duration_ns));
+    format!("{name}: {bar}  {now}, target {wanted}, by {}, {time}", report.mechanism)
 }
 
 /// Returns what a resize did.

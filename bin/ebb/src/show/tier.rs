@@ -5,6 +5,7 @@ use ebb_units::Bytes;
 
 use super::{known, limit_or_none, row, table};
 use crate::interval::readable;
+use crate::progress::bar;
 
 /// Returns the tiers that have a VM's memory.
 pub fn tier(name: &VmName, status: &TierStatus) -> String {
@@ -38,7 +39,9 @@ fn tier_rows(tier: &TierStatus) -> String {
 
 /// Returns the progress of a monitoring in one line.
 pub fn monitoring(name: &VmName, report: &HeatReport) -> String {
-    format!("{name}: window {} of {}", report.windows_done + 1, report.windows)
+    let (done, windows) = (report.windows_done, report.windows);
+    let bar = bar(done.into(), windows.into());
+    format!("{name}: {bar}  window {} of {windows}", done.saturating_add(1))
 }
 
 /// Returns how fast the tiers are, and the weights of reads and writes that follow from that.

@@ -10,6 +10,7 @@ use ebb_units::Bytes;
 
 use super::{known, limit, reach, reclaim, row, size, state_word, tier, times, with_percent};
 use crate::interval::readable;
+use crate::progress::bar;
 
 /// Returns what `run` and `attach` decided, and how to see the guest.
 pub fn started(vm: &VmStatus) -> String {
@@ -185,7 +186,10 @@ pub fn detaching(name: &VmName, back_bytes: u64, of_bytes: u64, time: Duration) 
     let seconds = time.as_secs();
     match of_bytes {
         0 => format!("{name}: content comes back, {seconds} s"),
-        _ => format!("{name}: {} of {} is back, {seconds} s", Bytes(back_bytes), Bytes(of_bytes)),
+        _ => {
+            let (bar, back, of) = (bar(back_bytes, of_bytes), Bytes(back_bytes), Bytes(of_bytes));
+            format!("{name}: {bar}  {back} of {of} is back, {seconds} s")
+        }
     }
 }
 
@@ -205,7 +209,10 @@ mod tests {
         let told = |back: u64, of: u64| {
             detaching(&name, back << 20, of << 20, Duration::from_millis(3200))
         };
-        assert_eq!(told(120, 450), "web: 120 MiB of 450 MiB is back, 3 s");
+        assert_eq!(
+            told(120, 450),
+            "web: █████░░░░░░░░░░░░░░░  26 %  120 MiB of 450 MiB is back, 3 s"
+        );
         assert_eq!(told(0, 0), "web: content comes back, 3 s");
     }
 }

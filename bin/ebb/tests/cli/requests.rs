@@ -198,3 +198,62 @@ fn commands_of_the_pool_and_of_tiers_ask_for_what_they_say() {
     let fresh = json!({ "fresh": false });
     asks("heat web --json", "POST /v1/vms/web/heat", &fresh, &heat, "\"degree\": 6.5");
 }
+
+fn a_job(state: &str) -> Value {
+    json!({ "id": 1795871112345u64, "kind": "evict", "vm": "web", "state": state,
+        "can_cancel": true, "cancelling": false, "begun": "2026-11-28T14:05:12.345Z", "ended": null,
+        "progress": { "done": 3 << 20, "total": 4 << 20, "unit": "bytes" },
+        "text": "evicted 3 MiB: it was cancelled", "error": null })
+}
+
+#[test]
+fn in_the_background_only_a_number_is_printed() {
+    let id = "1795871112345\n";
+    for (line, request, body) in [
+        ("reclaim web", "POST /v1/vms/web/reclaim", json!({ "bytes": null })),
+        ("evict web --bytes 4M", "POST /v1/vms/web/evict", json!({ "bytes": 4 << 20 })),
+        ("heat web --fresh", "POST /v1/vms/web/heat", json!({ "fresh": true })),
+        (
+            "resize web 1G",
+            "PUT /v1/vms/web/size",
+            json!({ "bytes": 1u64 << 30, "node": null, "by": null, "on_violation": null }),
+        ),
+        ("detach web", "DELETE /v1/vms/web", Value::Null),
+        ("calibrate", "POST /v1/calibration", Value::Null),
+    ] {
+        let line = format!("{line} --background");
+        let dir = Dir::new();
+        let daemon = dir.daemon(Answer::json(202, &a_job("waiting")));
+        let ran = ebb(dir.path(), &line);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(0), id), "{line}: {}", ran.stderr);
+        let asked = daemon.request();
+        assert_eq!(
+            (asked.line, asked.body),
+            (format!("{request}?job=true HTTP/1.1"), body),
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn a_daemon_that_knows_no_jobs_has_done_it() {
+    let dir = Dir::new();
+    let _daemon = dir.daemon(Answer::json(200, &a_reclaim()));
+    let ran = ebb(dir.path(), "reclaim web --background");
+    assert!(ran.code == Some(1) && ran.is_one_line_with("it is done already"), "{}", ran.stderr);
+}
+
+#[test]
+fn jobs_are_listed_and_cancelled() {
+    let running = "1795871112345  web  evict  running  3 MiB of 4 MiB";
+    asks("jobs", "GET /v1/jobs", &Value::Null, &json!([a_job("running")]), running);
+    asks("jobs", "GET /v1/jobs", &Value::Null, &json!([]), "no job is known");
+    asks("jobs --json", "GET /v1/jobs", &Value::Null, &json!([a_job("done")]), "\"done\": 3145728");
+    asks(
+        "jobs cancel 1795871112345",
+        "DELETE /v1/jobs/1795871112345",
+        &Value::Null,
+        &a_job("cancelled"),
+        "job 1795871112345: cancelled: evicted 3 MiB: it was cancelled\n",
+    );
+}
