@@ -109,6 +109,7 @@ impl Service {
             detaching: ready.detaching(),
             latest,
             works: Works::default(),
+            counting: Arc::default(),
         };
         let calibrated = Calibrated::at(&task.site.run_dir);
         let (ended, end) = oneshot::channel();

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
+use super::counting::Counting;
 use super::extract::{Asked, Body, unknown_route, wrong_method};
 use super::works::Works;
 use crate::model::api_error::{Answer, ApiError};
@@ -64,6 +65,8 @@ pub struct Vm {
     pub latest: LatestFigures,
     /// The requests that `ebbd` follows.
     pub works: Works,
+    /// The counts of the guest's frames.
+    pub counting: Arc<Counting>,
 }
 
 /// Asks for figures later than those of this number.
@@ -183,11 +186,20 @@ async fn show(State(vm): VmState, Asked(query): Asked<StatusQuery>) -> Answer<Js
     if let Some(left) = (vm.detaching)() {
         return vm.with_left(left).map(Json);
     }
-    let patience = if query.counts { COUNTS_PATIENCE } else { STATUS_PATIENCE };
-    match vm.now(query.counts, patience).await {
+    let plain = || vm.now(false, STATUS_PATIENCE);
+    let status = match query.counts {
+        true => vm.counting.status(|| counts(Arc::clone(&vm)), plain).await,
+        false => plain().await,
+    };
+    match status {
         Some(status) => Ok(Json(status)),
         None => vm.last().map(Json),
     }
+}
+
+/// The worker's current status with every frame counted.
+async fn counts(vm: Arc<Vm>) -> Option<VmStatus> {
+    vm.now(true, COUNTS_PATIENCE).await
 }
 
 async fn detach(
@@ -328,7 +340,8 @@ mod tests {
         let (commands, _) = channel();
         let detaching: Detaching = Box::new(|| None);
         let (progress, latest) = (Box::new(progress), Publisher::new().1);
-        Vm { name, commands, progress, detaching, latest, works: Works::default() }
+        let (works, counting) = (Works::default(), Arc::default());
+        Vm { name, commands, progress, detaching, latest, works, counting }
     }
 
     #[tokio::test]
