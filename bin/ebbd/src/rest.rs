@@ -1,5 +1,6 @@
 //! The REST interface.
 
+pub mod counting;
 mod events;
 mod extract;
 pub mod http;

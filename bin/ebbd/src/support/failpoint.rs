@@ -15,6 +15,9 @@
 //! An endless loop happens at one place:
 //! - `spin`: the worker's tick.
 //!
+//! A wait happens at one place:
+//! - `step`: a step of `ebb evict`, until the work is cancelled.
+//!
 //! A wrong deed happens at one place:
 //! - `unmap`: memory that is about to be punched stays mapped for passed-through devices.
 //!
@@ -27,6 +30,7 @@
 use std::io;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use ebb_api::VmName;
 use ebb_pager::IoMapping;
@@ -35,6 +39,8 @@ use ebb_units::{FrameRange, Gfn};
 /// The environment variable. Only the first process of a VM fails, so that the next one gets past
 /// the place.
 pub const VARIABLE: &str = "EBB_FAIL";
+
+const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 struct Wanted {
     vm: String,
@@ -72,6 +78,15 @@ pub fn may_spin(vm: &VmName) {
     if wanted("spin", vm).is_some_and(is_now) {
         loop {
             std::hint::spin_loop();
+        }
+    }
+}
+
+/// Notes that the worker of this VM has come to a step. Waits until `is_over`, if that is wanted now.
+pub fn may_wait(vm: &VmName, is_over: impl Fn() -> bool) {
+    if wanted("step", vm).is_some_and(is_now) {
+        while !is_over() {
+            std::thread::sleep(LOOK_EVERY);
         }
     }
 }

@@ -9,6 +9,7 @@ use super::Worker;
 use crate::model::api_error::Answer;
 use crate::model::host_pressure::PressureNotice;
 use crate::model::work::CANCELLED;
+use crate::support::failpoint;
 use crate::support::open_files::OpenFiles;
 use crate::vm::context::mailbox::Which;
 use crate::vm::context::work::Work;
@@ -162,6 +163,7 @@ impl Worker {
         let mut by_force = ByForce::new(&self.cx, want_bytes, pinned.is_some());
         let blocked = loop {
             work.note(by_force.saved_bytes(), Some(want_bytes));
+            failpoint::may_wait(self.cx.name(), || work.is_cancelled());
             if work.is_cancelled() {
                 break Some(CANCELLED.into());
             }
