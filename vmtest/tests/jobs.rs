@@ -111,7 +111,7 @@ fn an_eviction_is_seen_and_ends_between_two_steps() {
 
     // The VM is as it would be after a shorter eviction.
     let again = wait_end(&host, begin(&vm, "evict --bytes 1G"));
-    assert!(again.evict.is_some_and(|report| report.saved_bytes > 0), "{again:?}");
+    assert!(again.evict.as_ref().is_some_and(|report| report.saved_bytes > 0), "{again:?}");
     assert_eq!(vm.guest("check kept"), "0");
 }
 

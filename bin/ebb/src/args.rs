@@ -27,8 +27,8 @@ pub use observe::Observe;
 /// Elastic memory for VMs: unused memory goes to the host, and comes back on touch
 ///
 /// Sizes are written as 4096, 64K, 512M, 2G or 1.5GiB. All commands but `observe`, `discover`,
-/// `doctor`, `completions`, `man` and `help` ask the daemon `ebbd`, and start it if it does not run. Only `run`, `attach`,
-/// `pool` and `calibrate` make a run directory.
+/// `doctor`, `report`, `completions`, `man` and `help` ask the daemon `ebbd`, and start it if it
+/// does not run. Only `run`, `attach`, `pool` and `calibrate` make a run directory.
 #[derive(Parser)]
 #[command(name = "ebb", version, max_term_width = 100)]
 pub struct Args {
@@ -259,6 +259,14 @@ pub enum Command {
         #[command(flatten)]
         output: Output,
     },
+    /// Write a file for a bug report: what Ebb and the host say of themselves, and nothing of a
+    /// guest's memory
+    Report {
+        /// The file to make, a .tar.gz [default: ebb-report-TIME.tar.gz]
+        file: Option<PathBuf>,
+        #[command(flatten)]
+        output: Output,
+    },
     /// Print completions for a shell
     Completions {
         /// The shell
@@ -429,6 +437,7 @@ impl Command {
             | Command::Observe(_)
             | Command::Discover { .. }
             | Command::Doctor { .. }
+            | Command::Report { .. }
             | Command::Completions { .. }
             | Command::Man { .. }
             // It shows an empty list instead.

@@ -28,7 +28,10 @@ use crate::interval::Interval;
 use crate::paths::{absolute, absolute_disk, existing_file};
 use crate::progress::{self, Progress};
 use crate::remote::Remote;
-use crate::{Outcome, attach, client, daemon, doctor, events, manual, observe, show, top, trace};
+use crate::report::Written;
+use crate::{
+    Outcome, attach, client, daemon, doctor, events, manual, observe, report, show, top, trace,
+};
 
 /// The pilot looks each second.
 const RECORD_EVERY: Duration = Duration::from_millis(500);
@@ -100,6 +103,10 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
             host.cancel(id, output.json)?
         }
         Command::Doctor { fix, output } => return doctor::run(&host.run_dir, fix, output.json),
+        Command::Report { file, output } => {
+            let written = report::write(&host.run_dir, file, output.json)?;
+            render(&written, output.json, Written::text)?
+        }
         Command::Completions { shell } => manual::completions(shell)?,
         Command::Man { dir } => manual::write_pages(&dir)?,
     };

@@ -20,6 +20,7 @@ mod observe;
 mod paths;
 mod progress;
 mod remote;
+mod report;
 mod show;
 mod top;
 mod trace;

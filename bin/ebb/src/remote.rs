@@ -68,7 +68,10 @@ impl Options {
                 "a VM is started or attached only on its own host: use ebb there, without --host \
                  (EBB_HOST)"
             ),
-            Command::Doctor { .. } | Command::Observe(_) | Command::Discover { .. } => {
+            Command::Doctor { .. }
+            | Command::Observe(_)
+            | Command::Discover { .. }
+            | Command::Report { .. } => {
                 bail!("this command looks at the host that it runs on: leave out --host (EBB_HOST)")
             }
             _ => {}

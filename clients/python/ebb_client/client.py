@@ -228,7 +228,8 @@ class Client(Connection):
         now: it is being recovered, is busy, hangs, or waits for room.
 
         counts: Look at every frame of the guest, which takes milliseconds per GiB. Without this,
-            figures that need it are null."""
+            figures that need it are null. What another client had counted less than a second ago is
+            told again."""
         return self._call("GET", f"/v1/vms/{quoted(name)}", VmStatus, query={"counts": counts})
 
     def detach(self, name: str) -> DetachReport:

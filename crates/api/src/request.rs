@@ -55,7 +55,7 @@ impl AttachRequest {
 #[into_params(parameter_in = Query)]
 pub struct StatusQuery {
     /// Look at every frame of the guest, which takes milliseconds per GiB. Without this, figures
-    /// that need it are null.
+    /// that need it are null. What another client had counted less than a second ago is told again.
     #[serde(default)]
     #[param(required = false)]
     pub counts: bool,

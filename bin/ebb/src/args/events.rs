@@ -12,7 +12,8 @@ pub struct Events {
     /// Only events of this VM
     #[arg(long, value_name = "NAME")]
     pub vm: Option<VmName>,
-    /// Only events of this type: state, refusal, decision, warning or stage; several with commas
+    /// Only events of this type: state, refusal, decision, warning, stage or job; several with
+    /// commas
     #[arg(long = "type", value_name = "TYPE,...", value_delimiter = ',')]
     pub types: Vec<EventType>,
     /// Only events after the one of this number, as --json shows it

@@ -43,6 +43,13 @@ pub fn run(run_dir: &Path, fix: bool, json: bool) -> anyhow::Result<Outcome> {
     Ok(Outcome { text, code: if is_any_missing { FAILED } else { 0 } })
 }
 
+/// What the checks find, as text and as JSON. Nothing is mended.
+pub fn look(run_dir: &Path) -> (String, String) {
+    let report = Report { checks: check(run_dir), fixed: Vec::new() };
+    let json = serde_json::to_string_pretty(&report).unwrap_or_default();
+    (report.text(), json)
+}
+
 fn check(run_dir: &Path) -> Vec<Finding> {
     let as_root = !privilege::is_unprivileged();
     vec![

@@ -5,6 +5,7 @@ mod doctor;
 mod events;
 mod harness;
 mod remote;
+mod report;
 mod requests;
 mod status;
 mod top;

@@ -73,6 +73,20 @@ impl<S: Send + Sync> FromRequestParts<S> for Named {
     }
 }
 
+/// The job that the path names.
+pub struct Numbered(pub u64);
+
+impl<S: Send + Sync> FromRequestParts<S> for Numbered {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Numbered, ApiError> {
+        let path = Path::<String>::from_request_parts(parts, state).await;
+        let Path(id) = path.map_err(|rejection| ApiError::Malformed(rejection.body_text()))?;
+        let refused = |_| ApiError::Malformed(format!("{id:?} is no number of a job"));
+        id.parse().map(Numbered).map_err(refused)
+    }
+}
+
 /// The error that the others are about. Those around it only say what axum did.
 fn innermost(error: &dyn Error) -> String {
     let mut error = error;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Extension, FromRequest, MatchedPath, Path, Request, State};
+use axum::extract::{Extension, FromRequest, MatchedPath, Request, State};
 use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
-use ebb_api::{Job, VmName, route};
+use ebb_api::{Job, ResizeRequest, VmName, route};
 use serde::de::DeserializeOwned;
 
-use super::extract::Body;
+use super::extract::{Body, Numbered};
 use super::tcp::Client;
 use crate::host::events::Asker;
 use crate::host::jobs::{self, What};
@@ -63,7 +63,7 @@ async fn asked(request: Request) -> Answer<What> {
         (Method::POST, route::EVICT) => What::Evict(read(request).await?),
         (Method::POST, route::HEAT) => What::Heat(read(request).await?),
         (Method::PUT, route::SIZE) => {
-            let asked: ebb_api::ResizeRequest = read(request).await?;
+            let asked: ResizeRequest = read(request).await?;
             asked.check()?;
             What::Resize(asked)
         }
@@ -79,21 +79,4 @@ async fn asked(request: Request) -> Answer<What> {
 async fn read<T: DeserializeOwned>(request: Request) -> Answer<T> {
     let Body(asked) = Body::from_request(request, &()).await?;
     Ok(asked)
-}
-
-/// The job that the path names.
-pub struct Numbered(u64);
-
-impl<S: Send + Sync> axum::extract::FromRequestParts<S> for Numbered {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(
-        parts: &mut axum::http::request::Parts,
-        state: &S,
-    ) -> Result<Numbered, ApiError> {
-        let path = Path::<String>::from_request_parts(parts, state).await;
-        let Path(id) = path.map_err(|rejection| ApiError::Malformed(rejection.body_text()))?;
-        let refused = |_| ApiError::Malformed(format!("{id:?} is no number of a job"));
-        id.parse().map(Numbered).map_err(refused)
-    }
 }

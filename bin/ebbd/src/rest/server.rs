@@ -10,8 +10,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post, put};
 use axum::{Json, Router};
 use ebb_api::{
-    AttachRequest, HistoryQuery, JobQuery, PilotRequest, PilotSight, PilotStatus, PoolRequest,
-    PoolStatus, RuleRequest, RunRequest, ShareRequest, Top, Version, VmName, VmSummary, route,
+    AttachRequest, Calibration, HistoryQuery, JobQuery, PilotRequest, PilotSight, PilotStatus,
+    PoolRequest, PoolStatus, RuleRequest, RunRequest, ShareRequest, Top, Version, VmName,
+    VmSummary, route,
 };
 
 use super::events;
@@ -198,7 +199,7 @@ async fn calibrate(
     }
 }
 
-async fn calibration(State(daemon): DaemonState) -> Answer<Json<ebb_api::Calibration>> {
+async fn calibration(State(daemon): DaemonState) -> Answer<Json<Calibration>> {
     let last = apart(&daemon, |daemon| Ok(daemon.calibrated().last())).await?;
     let unmeasured = || ApiError::NotSet("nothing was measured yet: ebb calibrate does it".into());
     last.map(Json).ok_or_else(unmeasured)

@@ -5,6 +5,7 @@ use axum::http::Method;
 use ebb_api::{
     ApiErrorBody, ErrorCode, JobProgress, JobUnit, ResizeReport, ResizeRequest, SizeState, route,
 };
+use ebb_units::Bytes as Size;
 use tokio::time::sleep;
 
 use super::report::{End, Report};
@@ -61,7 +62,7 @@ fn is_silence(why: &ApiErrorBody) -> bool {
 /// Drops the target: the VM keeps the size that it has come to.
 async fn stay(vm: &Of<'_>) -> Result<End, Refused> {
     let report: ResizeReport = vm.ask(Method::PUT, route::SIZE, to_bytes(&OFF)?).await?;
-    let text = format!("stays at {}", ebb_units::Bytes(report.bytes));
+    let text = format!("stays at {}", Size(report.bytes));
     Ok(End::cancelled(&text, Report::Resize(report)))
 }
 

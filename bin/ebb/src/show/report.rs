@@ -1,0 +1,17 @@
+//! A bundle for a bug report.
+
+use ebb_units::Bytes;
+
+use super::row;
+use crate::report::Written;
+
+/// Returns what was written, and what to do with it.
+pub fn report(written: &Written) -> String {
+    let file = written.file.display();
+    let head = format!("{file}: {}, {} parts\n", Bytes(written.bytes), written.parts.len());
+    let missing: String = written.missing.iter().map(|line| row("not there", line)).collect();
+    head + &row("holds", "the host's settings, what ebbd and its VMs say of themselves, its log")
+        + &row("holds no", "guest memory, console, disk, key or token; its README.txt has a list")
+        + &missing
+        + "look through it before you send it\n"
+}
