@@ -81,6 +81,52 @@ fn a_guest_with_less_free_memory_than_the_reserve_keeps_it() {
 }
 
 #[test]
+fn a_cancelled_reclaim_keeps_what_it_has_and_spares_the_rest() {
+    let Some((mut cx, machine)) = machine::context() else { return };
+    let _qemu = machine.boot_trusted(&mut cx);
+    let free = FREE.map(|head| FrameRange::block(head, ORDER));
+    free.into_iter().for_each(|block| machine.touch(block));
+    cx.pager.frames().watch_all_writes().expect("it is watched");
+    let order = Order {
+        mode: Mode::Release,
+        min_order: ORDER,
+        reserve_bytes: 0,
+        want_bytes: u64::MAX,
+        batch_bytes: free[0].bytes(),
+        resting: None,
+    };
+    let mut told = Vec::new();
+    let goes_on = |so_far: &ReclaimedBlocks| {
+        told.push((so_far.bytes, so_far.seen_bytes));
+        told.len() == 1
+    };
+    let guest = cx.guest.guest().expect("it is trusted");
+    let (reclaimed, stop) =
+        ebb_reclaim::vprobe::reclaim(&cx.pager, guest, order, &mut Vec::new(), goes_on);
+    assert!(stop.is_some(), "it was told to stop");
+    let block = free[0].bytes();
+    // Other free blocks are holes: looked at, and passed over.
+    let [(before, seen_first), (after, seen_last)] = told[..] else { panic!("{told:?}") };
+    assert_eq!((before, after, reclaimed.bytes), (0, block, block));
+    assert!(seen_first < seen_last && seen_last <= reclaimed.found_bytes, "{reclaimed:?}");
+    // Nothing of the other one is locked, protected or gone.
+    assert_eq!(reclaim_all(&cx, Mode::Release).bytes, block);
+}
+
+#[test]
+fn a_reclaim_that_is_cancelled_before_it_begins_reclaims_nothing_and_says_so() {
+    let Some((mut cx, machine)) = machine::context() else { return };
+    let _qemu = machine.boot_trusted(&mut cx);
+    machine.touch(FrameRange::block(FREE[0], ORDER));
+    cx.pager.frames().watch_all_writes().expect("it is watched");
+    let (mut reclaim, work) = (Reclaim::default(), Work::default());
+    work.cancel();
+    let (pass, ended) = reclaim.pass(&mut cx, u64::MAX, 0, Which::All, &work);
+    assert!(!pass.is_cut_short(), "there is no second pass");
+    assert_eq!((pass.bytes(), ended.is_none()), (0, true));
+}
+
+#[test]
 fn a_block_that_came_back_and_is_still_free_came_without_need() {
     let Some((mut cx, machine)) = machine::context() else { return };
     let _qemu = machine.boot_trusted(&mut cx);

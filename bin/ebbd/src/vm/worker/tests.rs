@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc;
 use std::thread;
 
-use ebb_api::{LimitRequest, ReclaimRequest, ResizeRequest};
+use ebb_api::{EvictRequest, LimitRequest, ReclaimRequest, ResizeRequest};
 use ebb_reclaim::limit::marks::Marks;
 use ebb_sys::uffd::Uffd;
 use ebb_units::{FRAME_BYTES, FrameRange, Gfn, HUGE_BYTES};
@@ -19,6 +19,7 @@ use crate::vm::context::liveness::End;
 use crate::vm::context::machine::qemu::Qemu;
 use crate::vm::context::machine::{self, FILE_BYTES, Machine, Vmm};
 use crate::vm::context::mailbox::Which;
+use crate::vm::context::work::Work;
 use crate::vm::limit;
 
 const MIB: u64 = 1 << 20;
@@ -151,6 +152,27 @@ fn a_limit_has_one_owner() {
     assert!(why.contains("the pool sets its limit"), "{why}");
     pilot(&mut worker, None).expect("it has none to lift");
     assert_eq!(piloted(&worker), (Some(LESS), false));
+}
+
+#[test]
+fn an_eviction_ends_between_two_steps_once_it_is_cancelled() {
+    let Some((mut cx, machine)) = machine::context() else { return };
+    let _qemu = Qemu::of(&mut cx);
+    machine.touch(FrameRange::new(Gfn(0), FILE_BYTES / FRAME_BYTES));
+    let mut worker = worker(cx);
+    let evict = |worker: &mut Worker, work: &Arc<Work>| {
+        let request = EvictRequest { bytes: FILE_BYTES };
+        ask(worker, |to| Command::Evict(request, Arc::clone(work), to)).expect("a report")
+    };
+    let cancelled = Arc::<Work>::default();
+    cancelled.cancel();
+    let report = evict(&mut worker, &cancelled);
+    assert_eq!((report.saved_bytes, report.stopped_by.as_str()), (0, "it was cancelled"));
+    let whole = Arc::<Work>::default();
+    let report = evict(&mut worker, &whole);
+    assert!(report.saved_bytes > 0, "{report:?}");
+    let progress = whole.progress();
+    assert_eq!((progress.done_bytes, progress.total_bytes), (report.saved_bytes, Some(FILE_BYTES)));
 }
 
 /// A VM with a trusted guest that gives up memory by its balloon.
