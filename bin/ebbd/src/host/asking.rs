@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::{Bytes, to_bytes};
 use axum::extract::Request;
-use axum::http::Method;
+use axum::http::{Method, Uri};
 use axum::response::{IntoResponse, Response};
 use ebb_api::{State as ApiState, VmName, route};
 use http_body_util::LengthLimitError;
@@ -25,6 +25,8 @@ const SIGN_LIMIT: Duration = Duration::from_secs(30);
 /// Longest wait for a status, before the last figures are shown instead.
 const STATUS_PATIENCE: Duration = Duration::from_secs(15);
 const BODY_MOST_BYTES: usize = 2 << 20;
+/// What a client may ask a VM's process for in the query. The rest is between `ebbd` and the process.
+const FORWARDED: &str = "counts";
 
 /// Forwards a request to the VM's process.
 ///
@@ -109,8 +111,14 @@ async fn parts(request: Request) -> Answer<(Method, String, Bytes)> {
         true => ApiError::TooLarge(BODY_MOST_BYTES),
         false => ApiError::Malformed("the request's body does not come".into()),
     })?;
-    let uri = parts.uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
-    Ok((parts.method, uri, body))
+    Ok((parts.method, forwarded(&parts.uri), body))
+}
+
+/// The path, with what may be forwarded of the query.
+fn forwarded(uri: &Uri) -> String {
+    let is_forwarded = |pair: &&str| pair.split('=').next() == Some(FORWARDED);
+    let pair = uri.query().and_then(|query| query.split('&').find(is_forwarded));
+    pair.map_or_else(|| uri.path().to_owned(), |pair| format!("{}?{pair}", uri.path()))
 }
 
 /// Status of a VM that was just started.
@@ -151,5 +159,23 @@ pub async fn await_end(daemon: &Daemon, name: &VmName) {
     let deadline = Instant::now() + PATIENCE;
     while daemon.is_known(name) && Instant::now() < deadline {
         sleep(LOOK_EVERY).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_does_not_speak_for_the_daemon() {
+        for (asked, sent) in [
+            ("/v1/vms/web", "/v1/vms/web"),
+            ("/v1/vms/web?counts=true", "/v1/vms/web?counts=true"),
+            ("/v1/vms/web?work=7&counts=true", "/v1/vms/web?counts=true"),
+            ("/v1/vms/web/reclaim?work=7", "/v1/vms/web/reclaim"),
+            ("/v1/vms/web/reclaim?w%6frk=7&=&", "/v1/vms/web/reclaim"),
+        ] {
+            assert_eq!(forwarded(&Uri::from_static(asked)), sent);
+        }
     }
 }

@@ -27,12 +27,13 @@ pub use self::what::What;
 /// The jobs of a daemon.
 pub struct Jobs {
     table: Mutex<Table>,
-    /// What jobs of one VM wait for: each keeps the VM's worker busy.
-    lanes: Mutex<BTreeMap<VmName, Lane>>,
+    /// What jobs of one VM wait for, as each keeps the VM's worker busy; and those of the host, which
+    /// keep its disk busy.
+    lanes: Mutex<BTreeMap<Option<VmName>, Lane>>,
     events: Arc<EventLog>,
 }
 
-/// A turn for each job of one VM.
+/// A turn for each job of one VM, or of the host.
 type Lane = Arc<tokio::sync::Mutex<()>>;
 
 /// The task of a job. Its end is noted when this is dropped, whatever came of the task.
@@ -92,12 +93,12 @@ impl Jobs {
         self.table().cancel(id)
     }
 
-    /// Where a job waits for its turn among those of its VM.
-    fn lane(&self, vm: &VmName) -> Lane {
+    /// Where a job waits for its turn among those of its VM, or of the host.
+    fn lane(&self, vm: Option<&VmName>) -> Lane {
         let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
         // Nobody waits in the others.
         lanes.retain(|_, lane| Arc::strong_count(lane) > 1);
-        Arc::clone(lanes.entry(vm.clone()).or_default())
+        Arc::clone(lanes.entry(vm.cloned()).or_default())
     }
 
     fn tell(&self, job: &Job) {

@@ -53,6 +53,8 @@ impl Followed<'_> {
 impl Drop for Followed<'_> {
     fn drop(&mut self) {
         if let Some(id) = self.id {
+            // If `ebbd` has gone, or waits no longer, nobody could cancel it any more.
+            self.work.cancel();
             self.works.all().remove(&id);
         }
     }
@@ -75,8 +77,9 @@ mod tests {
         // A second one neither takes the number nor gives it up.
         drop(begin(&works, Some(7)));
         assert!(works.get(7).expect("it lasts").is_cancelled());
+        let work = first.work();
         drop(first);
-        assert!(works.get(7).is_none());
+        assert!(works.get(7).is_none() && work.is_cancelled(), "nobody could end it");
     }
 
     #[test]

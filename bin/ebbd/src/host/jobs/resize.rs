@@ -25,14 +25,12 @@ pub async fn run<T>(vm: &Of<'_>, request: ResizeRequest, turn: T) -> Result<End,
     while report.state == SizeState::Moving {
         vm.doing.note(way.progress(&report));
         let next = tokio::select! {
-            () = vm.doing.cancelled() => return stay(vm).await,
+            () = vm.doing.cancelled() => return stay(vm, &way).await,
             next = look(vm) => next.map_err(ApiErrorBody::from),
         };
         report = match next {
             Ok(next) => next,
-            Err(why) if why.code == Some(ErrorCode::NotSet) => {
-                return Ok(End::cancelled("its target was dropped meanwhile", Report::Nothing));
-            }
+            Err(why) if why.code == Some(ErrorCode::NotSet) => return Ok(dropped()),
             // Its process may be recovered just now. The target is on record.
             Err(why) if is_silence(&why) && silent < SILENT_LOOKS_MOST => {
                 silent += 1;
@@ -42,8 +40,7 @@ pub async fn run<T>(vm: &Of<'_>, request: ResizeRequest, turn: T) -> Result<End,
         };
         silent = 0;
         if !way.is_of(&report) {
-            let why = "another target was set meanwhile";
-            return Ok(End::cancelled(why, Report::Resize(report)));
+            return Ok(replaced(report));
         }
     }
     vm.doing.note(way.progress(&report));
@@ -59,11 +56,37 @@ fn is_silence(why: &ApiErrorBody) -> bool {
     matches!(why.code, Some(ErrorCode::Unavailable | ErrorCode::OutcomeUnknown))
 }
 
-/// Drops the target: the VM keeps the size that it has come to.
-async fn stay(vm: &Of<'_>) -> Result<End, Refused> {
+/// Drops the target, if it is still the job's: the VM keeps the size that it has come to.
+async fn stay(vm: &Of<'_>, way: &Way) -> Result<End, Refused> {
+    let mut silent = 0;
+    loop {
+        match drop_target(vm, way).await.map_err(ApiErrorBody::from) {
+            Ok(end) => return Ok(end),
+            Err(why) if why.code == Some(ErrorCode::NotSet) => return Ok(dropped()),
+            // Its process may be recovered just now. The target is on record.
+            Err(why) if is_silence(&why) && silent < SILENT_LOOKS_MOST => silent += 1,
+            Err(why) => return Ok(End::refused(why)),
+        }
+        sleep(LOOK_EVERY).await;
+    }
+}
+
+async fn drop_target(vm: &Of<'_>, way: &Way) -> Result<End, Refused> {
+    let report: ResizeReport = vm.ask(Method::GET, route::SIZE, Bytes::new()).await?;
+    if !way.is_of(&report) {
+        return Ok(replaced(report));
+    }
     let report: ResizeReport = vm.ask(Method::PUT, route::SIZE, to_bytes(&OFF)?).await?;
     let text = format!("stays at {}", Size(report.bytes));
     Ok(End::cancelled(&text, Report::Resize(report)))
+}
+
+fn dropped() -> End {
+    End::cancelled("its target was dropped meanwhile", Report::Nothing)
+}
+
+fn replaced(report: ResizeReport) -> End {
+    End::cancelled("another target was set meanwhile", Report::Resize(report))
 }
 
 /// The way from a size to another one.

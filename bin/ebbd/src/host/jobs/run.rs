@@ -21,7 +21,7 @@ use crate::model::api_error::{Answer, ApiError, failed};
 /// Time between two looks at something that a VM's worker does beside its other work.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Does a job, in its turn among those of its VM.
+/// Does a job, in its turn among those of its VM, or of the host.
 pub async fn run(daemon: Daemon, vm: Option<VmName>, what: What, mut doing: Doing) {
     let end = turn(&daemon, vm.as_ref(), what, &doing).await;
     doing.end = Some(end.unwrap_or_else(End::refused));
@@ -33,15 +33,15 @@ async fn turn(
     what: What,
     doing: &Doing,
 ) -> Result<End, Refused> {
-    let Some(name) = vm else { return host(daemon, &what, doing).await };
     let turn = tokio::select! {
         biased;
         () = doing.cancelled() => return Ok(not_begun()),
-        turn = doing.jobs.lane(name).lock_owned() => turn,
+        turn = doing.jobs.lane(vm).lock_owned() => turn,
     };
     if !doing.start() {
         return Ok(not_begun());
     }
+    let Some(name) = vm else { return host(daemon, &what).await };
     let vm = Of { daemon, name, doing };
     match what {
         What::Reclaim(request) => {
@@ -122,10 +122,7 @@ fn not_begun() -> End {
     End::cancelled("nothing was done", Report::Nothing)
 }
 
-async fn host(daemon: &Daemon, what: &What, doing: &Doing) -> Result<End, Refused> {
-    if !doing.start() {
-        return Ok(not_begun());
-    }
+async fn host(daemon: &Daemon, what: &What) -> Result<End, Refused> {
     match what {
         What::Calibrate => {
             let daemon = daemon.clone();
