@@ -13,16 +13,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use ebb_api::{
-    AttachRequest, AutoRequest, AutoStatus, HeatRequest, Job, LimitRequest, LimitStatus,
-    PilotRequest, PilotSight, PilotStatus, PoolRequest, PoolStatus, ResizeRequest, RuleRequest,
-    RunRequest, ShareRequest, Top, VmStatus, VmSummary, route,
+    AttachRequest, AutoRequest, AutoStatus, LimitRequest, LimitStatus, PilotRequest, PilotSight,
+    PilotStatus, PoolRequest, PoolStatus, ResizeRequest, RuleRequest, RunRequest, ShareRequest,
+    Top, VmStatus, VmSummary, route,
 };
 use ebb_units::Bytes;
 
 use self::long::doing;
-use crate::args::{
-    self, Args, Attach, Auto, Begins, Command, Events, JobsCommand, Run, SizeOrOff, Switch, Vm,
-};
+use crate::args::{self, Args, Attach, Auto, Begins, Command, Events, Run, SizeOrOff, Switch, Vm};
 use crate::below::Below;
 use crate::interval::Interval;
 use crate::paths::{absolute, absolute_disk, existing_file};
@@ -64,10 +62,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
             let request = ResizeRequest { bytes, node, by, on_violation };
             return host.resize(&vm, &request, background);
         }
-        Command::Heat { vm, fresh, background: true, .. } => {
-            let path = route::of_vm(route::HEAT, &vm.name);
-            host.begin((Method::POST, &path), &HeatRequest { fresh }, vm.output.json)?
-        }
+        Command::Heat { vm, fresh, background: true, .. } => host.begin_heat(&vm, fresh)?,
         Command::Heat { vm, fresh, svg, .. } => host.heat(&vm, fresh, svg.as_deref())?,
         Command::Tier { vm } => host.tier(&vm)?,
         Command::Pool { size, output } => host.pool(size, output.json)?,
@@ -95,13 +90,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         Command::Events(events) => host.events(events)?,
         Command::Calibrate { output, background } => host.calibrate(output.json, background)?,
         Command::Evict { vm, bytes, background } => host.evict(&vm, bytes, background)?,
-        Command::Jobs(args::Jobs { command: None, output }) => {
-            let all: Vec<Job> = host.ask(Method::GET, route::JOBS)?;
-            render(&all, output.json, |all| show::jobs(all))?
-        }
-        Command::Jobs(args::Jobs { command: Some(JobsCommand::Cancel { id, output }), .. }) => {
-            host.cancel(id, output.json)?
-        }
+        Command::Jobs(jobs) => host.jobs(&jobs)?,
         Command::Doctor { fix, output } => return doctor::run(&host.run_dir, fix, output.json),
         Command::Report { file, output } => {
             let written = report::write(&host.run_dir, file, output.json)?;

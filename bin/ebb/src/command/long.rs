@@ -16,7 +16,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{Host, render};
-use crate::args::Vm;
+use crate::args::{Jobs, JobsCommand, Vm};
 use crate::jobs::Begun;
 use crate::paths::writable_place;
 use crate::progress::{self, Progress};
@@ -139,8 +139,23 @@ impl Host {
         render(&report, vm.output.json, |report| show::evicted(&vm.name, report))
     }
 
+    /// Begins to monitor a VM, and prints the number of the job.
+    pub(super) fn begin_heat(&self, vm: &Vm, fresh: bool) -> anyhow::Result<String> {
+        let path = route::of_vm(route::HEAT, &vm.name);
+        self.begin((Method::POST, &path), &HeatRequest { fresh }, vm.output.json)
+    }
+
+    /// Lists jobs, or cancels one.
+    pub(super) fn jobs(&self, asked: &Jobs) -> anyhow::Result<String> {
+        if let Some(JobsCommand::Cancel { id, output }) = &asked.command {
+            return self.cancel(*id, output.json);
+        }
+        let all: Vec<Job> = self.ask(Method::GET, route::JOBS)?;
+        render(&all, asked.output.json, |all| show::jobs(all))
+    }
+
     /// Begins a long operation, and prints the number of its job.
-    pub(super) fn begin(
+    fn begin(
         &self,
         (method, path): (Method, &str),
         request: &impl Serialize,
@@ -183,7 +198,7 @@ impl Host {
     }
 
     /// Cancels a job, and waits for its end.
-    pub(super) fn cancel(&self, id: u64, json: bool) -> anyhow::Result<String> {
+    fn cancel(&self, id: u64, json: bool) -> anyhow::Result<String> {
         let path = route::of_job(id);
         let job: Job = self.ask(Method::DELETE, &path)?;
         let mut progress = Progress::new(json);
