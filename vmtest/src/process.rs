@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-use crate::wait::patiently;
+use crate::wait::{patiently, until};
 
 /// All processes with `path` in an argument, and QEMUs with a file below it open. Each comes with
 /// the base name of its program.
@@ -45,6 +45,18 @@ pub fn runs(pid: i32) -> bool {
     let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return false };
     let mut ended = [PollFd::new(&process, PollFlags::IN)];
     poll(&mut ended, Some(&Timespec::default())) == Ok(0)
+}
+
+/// Stops all threads of a process, or has them go on.
+pub fn freeze(pid: i32, frozen: bool) {
+    let signal = if frozen { Signal::STOP } else { Signal::CONT };
+    kill_process(Pid::from_raw(pid).expect("a pid"), signal).expect("it runs");
+    until(format_args!("process {pid} stops or goes on"), || {
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
+        let mut stats = threads.filter_map(|one| fs::read_to_string(one.path().join("stat")).ok());
+        // The state follows the name.
+        stats.all(|stat| stat.rsplit(") ").next().unwrap().starts_with('T') == frozen).then_some(())
+    });
 }
 
 /// Kills the process and waits for its end.

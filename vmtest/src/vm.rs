@@ -255,6 +255,14 @@ impl Vm {
         result
     }
 
+    /// Runs `action` while no thread of QEMU's runs.
+    pub fn frozen<T>(&self, action: impl FnOnce() -> T) -> T {
+        process::freeze(self.pid, true);
+        let result = action();
+        process::freeze(self.pid, false);
+        result
+    }
+
     /// Waits until the console has shown `text`.
     pub fn wait_console(&self, text: &str) {
         let console = self.console();

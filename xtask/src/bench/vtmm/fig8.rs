@@ -36,8 +36,10 @@ const HOT_PERCENT: u64 = 70;
 const SETUPS: [Setup; 2] =
     [Setup { name: "island", limits: [100, 100] }, Setup { name: "pool", limits: [75, 125] }];
 const GOAL: f64 = 1.12;
-/// Time without a change after which limits count as stable.
+/// Time after which limits count as stable that have moved by less than [`STILL_MIB`].
 const STEADY: Duration = Duration::from_secs(20);
+/// Smaller moves come from looks that find slightly different hot sets.
+const STILL_MIB: u64 = 2;
 /// Longest wait for stable limits. A monitoring comes once a minute, or less often where little
 /// moves.
 const STEADY_MOST: Duration = Duration::from_secs(240);
@@ -175,14 +177,16 @@ fn wait_steady(vm: &Vm) -> anyhow::Result<Vec<PoolMember>> {
     let limits = |pool: &PoolStatus| -> Vec<u64> { pool.vms.iter().map(limit_bytes).collect() };
     let end = Instant::now() + STEADY_MOST;
     let (mut last, mut since) = (look()?, Instant::now());
+    let mut at_rest = limits(&last);
     while last.vms.iter().any(|vm| vm.hot_bytes.is_none()) || since.elapsed() < STEADY {
         anyhow::ensure!(Instant::now() < end, "the pool does not come to rest: {last:?}");
         wait_until(Instant::now() + Duration::from_secs(1))?;
-        let now = look()?;
-        if limits(&now) != limits(&last) {
-            since = Instant::now();
+        last = look()?;
+        let now = limits(&last);
+        let is_still = |(now, then): (&u64, &u64)| now.abs_diff(*then) < STILL_MIB * MIB;
+        if now.len() != at_rest.len() || !now.iter().zip(&at_rest).all(is_still) {
+            (at_rest, since) = (now, Instant::now());
         }
-        last = now;
     }
     Ok(last.vms)
 }
