@@ -113,6 +113,26 @@ impl Cgroup {
         }
     }
 
+    /// Bounds the group's memory: guests, which have `guests_bytes` now, may have `bytes`, beside
+    /// what processes of the group take for themselves now. Page cache has no room of its own. A
+    /// process that needs more waits until others give it.
+    ///
+    /// # Errors
+    /// A file operation fails. The kernel refuses a bound below what it can take back at once.
+    pub fn bound(&self, bytes: u64, guests_bytes: u64) -> anyhow::Result<()> {
+        let directory = self.directory("memory");
+        let usage = fs::read_to_string(directory.join("memory.usage_in_bytes"))?;
+        let stat = fs::read_to_string(directory.join("memory.stat"))?;
+        let cache = ["total_inactive_file ", "total_active_file "].into_iter().filter_map(|name| {
+            stat.lines().find_map(|line| line.strip_prefix(name)?.parse::<u64>().ok())
+        });
+        let used = usage.trim().parse::<u64>()?.saturating_sub(cache.sum());
+        let others = used.saturating_sub(guests_bytes);
+        fs::write(directory.join("memory.oom_control"), "1")?;
+        let path = directory.join("memory.limit_in_bytes");
+        fs::write(&path, (others + bytes).to_string()).with_context(|| path.display().to_string())
+    }
+
     /// Looks at guests as often as at those that it limits, but does nothing: somebody else limits
     /// them, or nobody.
     ///

@@ -3,7 +3,7 @@
 
 mod cgroup;
 pub mod compare;
-mod held;
+pub mod held;
 pub mod keeper;
 pub mod linux;
 pub mod medium;
