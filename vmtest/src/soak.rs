@@ -30,8 +30,6 @@ use std::time::{Duration, Instant};
 use self::chance::Chance;
 use self::place::{KINDS, Place};
 use self::shared::{Phase, Shared};
-use crate::faulty::FaultyDisk;
-use crate::host::Host;
 
 pub use self::tally::{Counts, Tally};
 
@@ -66,18 +64,8 @@ pub struct Plan<'a> {
 /// # Panics
 /// `ebb` is not built, or there is no kernel to boot.
 pub fn run(plan: &Plan<'_>) -> Tally {
-    let swap = FaultyDisk::new();
-    if let Err(why) = &swap {
-        eprintln!("the swap disk never fails: {why}");
-    }
-    let host = Host::in_memory().unwrap_or_default();
-    let swap = swap.ok();
-    swap.iter().for_each(|disk| host.set("EBB_SWAP_DIR", disk.path()));
-    if !host.is_on_disk() {
-        host.set("EBB_COMPRESSED", "32M");
-    }
     let kinds = KINDS.iter().cycle().take(plan.vms.clamp(1, VMS_MAX));
-    let shared = Shared::new(plan, host, swap, kinds.map(|kind| Place::new(*kind)).collect());
+    let shared = Shared::new(plan, kinds.map(|kind| Place::new(*kind)).collect());
     thread::scope(|scope| {
         let shared = &shared;
         // The streams of chance are numbered: guests first.
@@ -99,8 +87,12 @@ pub fn run(plan: &Plan<'_>) -> Tally {
                 done.unwrap_or_else(|why| shared.fail(why));
             })
         };
-        let mut others = vec![begin(0, storm::kill), begin(1, storm::fail_disk)];
-        others.extend((0..OPERATORS).map(|number| begin(2 + number, operator::ask)));
+        let mut others = vec![
+            begin(0, storm::kill),
+            begin(1, storm::fail_disk),
+            begin(2, storm::fill_run_directory),
+        ];
+        others.extend((0..OPERATORS).map(|number| begin(3 + number, operator::ask)));
         watch(shared);
         shared.advance(Phase::Calm);
         others.into_iter().for_each(|thread| drop(thread.join()));

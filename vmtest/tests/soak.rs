@@ -1,9 +1,10 @@
 //! A short form of `cargo xtask soak all`: everything at once, and everything that can die or fail.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use vmtest::rounds;
 use vmtest::soak::{self, Plan, Tally};
+use vmtest::{assets, rounds};
 
 /// Environment variable with the seed of a soak to repeat.
 const SEED: &str = "EBB_SOAK_SEED";
@@ -15,16 +16,21 @@ fn seed() -> u64 {
     seed
 }
 
-fn run(time: Duration, vms: usize, spoils: bool) -> Tally {
+/// Runs a soak until its time is up, or until `ends` wants it to end once it is told counts.
+fn run(time: Duration, vms: usize, spoils: bool, ends: fn(&Tally) -> bool) -> Tally {
+    let is_over = AtomicBool::new(false);
     let tally = soak::run(&Plan {
         seed: seed(),
         time,
         vms,
         spoils,
-        is_interrupted: &|| false,
-        tell: &|tally| eprintln!("{tally}"),
-        tell_every: Duration::from_secs(60),
-        evidence: None,
+        is_interrupted: &|| is_over.load(Ordering::Relaxed),
+        tell: &|tally| {
+            eprintln!("{tally}");
+            is_over.store(ends(tally), Ordering::Relaxed);
+        },
+        tell_every: Duration::from_secs(20),
+        evidence: Some(&assets::target_directory().join("soak/test")),
     });
     eprintln!("{tally}");
     tally
@@ -32,7 +38,8 @@ fn run(time: Duration, vms: usize, spoils: bool) -> Tally {
 
 #[test]
 fn nothing_is_lost_whatever_dies_or_fails() {
-    let tally = run(Duration::from_secs(60 * u64::from(rounds(1, 15))), 4, false);
+    let time = Duration::from_secs(60 * u64::from(rounds(1, 15)));
+    let tally = run(time, 4, false, |_| false);
     assert!(tally.is_good(), "{tally}");
     // It was a soak: the least of what happens in a minute on two slow cores.
     assert!(tally.checked_bytes > 64 << 20, "{tally}");
@@ -44,7 +51,13 @@ fn nothing_is_lost_whatever_dies_or_fails() {
 /// A soak that finds nothing tells something only if it finds what is there.
 #[test]
 fn lost_bytes_are_found() {
-    let tally = run(Duration::from_secs(600), 1, true);
+    let tally = run(Duration::from_secs(600), 1, true, |_| false);
     assert!(tally.wrong_bytes > 0 && !tally.is_good(), "{tally}");
     assert!(tally.failures.iter().any(|why| why.contains("wrong bytes in")), "{tally}");
+}
+
+#[test]
+fn an_interrupted_soak_ends_early_and_without_a_failure() {
+    let tally = run(Duration::from_secs(86_400), 2, false, |tally| tally.checked_bytes > 0);
+    assert!(tally.is_good() && tally.checked_bytes > 0, "{tally}");
 }

@@ -29,7 +29,7 @@ fn one(shared: &Shared<'_>, place: &Place, chance: &mut Chance) -> Result<(), St
     if shared.is_at(Phase::Last) {
         return Ok(());
     }
-    let started = place.start(&shared.host, shared.number());
+    let started = place.start(&shared.host, shared.files.path(), shared.number());
     drop(gate);
     let vm = &started.vm;
     let done = guarded(|| work(shared, place, vm, chance));
@@ -41,7 +41,7 @@ fn one(shared: &Shared<'_>, place: &Place, chance: &mut Chance) -> Result<(), St
         (done, _) => done,
     };
     if done.is_err() && !place.is_doomed() {
-        keep_evidence(shared, vm);
+        keep_evidence(shared, place, vm);
     }
     done?;
     place.leave();
@@ -81,7 +81,7 @@ fn reason(panic: &(dyn Any + Send)) -> String {
 }
 
 /// Keeps what tells why a VM failed, before its end removes it.
-fn keep_evidence(shared: &Shared<'_>, vm: &Vm) {
+fn keep_evidence(shared: &Shared<'_>, place: &Place, vm: &Vm) {
     let Some(to) = shared.plan.evidence else { return };
     let text = |name: &str, text: &str| {
         let written = fs::create_dir_all(to).and_then(|()| fs::write(to.join(name), text));
@@ -90,6 +90,8 @@ fn keep_evidence(shared: &Shared<'_>, vm: &Vm) {
     text(&format!("{}-console.txt", vm.name()), &vm.console().text());
     text(&format!("{}-status.txt", vm.name()), &vm.ebb("status --verbose").stdout);
     text("list.txt", &shared.host.ebb("list").stdout);
+    let kind = format!("{:?}, after {:?}\n", place.kind, shared.began.elapsed());
+    text(&format!("{}-kind.txt", vm.name()), &kind);
     let run = shared.host.run_directory();
     for directory in [&run, &run.join("vms").join(vm.name())] {
         copy_logs(directory, to, if *directory == run { "" } else { vm.name() });

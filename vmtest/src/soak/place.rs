@@ -1,6 +1,6 @@
 //! Where a VM of the soak is: one kind of VM, again and again if it is killed.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ebb_api::VmName;
@@ -57,7 +57,7 @@ impl Kind {
         matches!(self, Kind::Served | Kind::Foreign)
     }
 
-    fn guest(self, host: &Host, disk: Option<&Disk>, number: usize) -> Guest {
+    fn guest(self, files: &Path, disk: Option<&Disk>, number: usize) -> Guest {
         let guest = Guest::debian(KERNEL).memory(&format!("{}M", self.memory_mib())).cpus(1);
         match (self, disk) {
             (Kind::Served, Some(disk)) => guest.mode("release").own_disk(disk),
@@ -65,7 +65,7 @@ impl Kind {
             (Kind::Strict | Kind::Attached, _) => guest.cpus(2).mode("strict"),
             (Kind::Grows, _) => guest.grow_to(&format!("{}M", self.max_mib())).append(MOVABLE),
             (Kind::Tiered, _) => {
-                let file = host.directory().join(format!("tier{number}"));
+                let file = files.join(format!("tier{number}"));
                 guest.tier(&format!("dram=192M,file={}:192M", file.display()))
             }
             _ => guest,
@@ -110,23 +110,24 @@ impl Place {
         Place { kind, running: Mutex::default(), server: Mutex::default() }
     }
 
-    /// Starts the VM number `number` of the soak, and waits until its guest answers.
+    /// Starts the VM number `number` of the soak, with its files in `files`, and waits until its
+    /// guest answers.
     ///
     /// # Panics
     /// It does not start.
-    pub fn start(&self, host: &Host, number: usize) -> Started {
+    pub fn start(&self, host: &Host, files: &Path, number: usize) -> Started {
         let disk = self
             .kind
             .has_disk()
-            .then(|| Disk::new(host, &format!("disk{number}"), "192M").formatted(FILE_SYSTEM));
+            .then(|| Disk::new_in(files, &format!("disk{number}"), "192M").formatted(FILE_SYSTEM));
         let (guest, disk) = match (self.kind, disk) {
             (Kind::Foreign, Some(mut disk)) => {
                 disk.start();
-                let guest = self.kind.guest(host, Some(&disk), number);
+                let guest = self.kind.guest(files, Some(&disk), number);
                 *lock(&self.server) = Some(disk);
                 (guest, None)
             }
-            (_, disk) => (self.kind.guest(host, disk.as_ref(), number), disk),
+            (_, disk) => (self.kind.guest(files, disk.as_ref(), number), disk),
         };
         let vm = match self.kind {
             Kind::Attached => host.qemu(guest),

@@ -10,10 +10,16 @@ use super::gate::Gate;
 use super::place::Place;
 use super::tally::{Tally, count};
 use crate::faulty::FaultyDisk;
-use crate::host::Host;
+use crate::host::{Host, permit};
+use crate::mount::SmallFs;
+use crate::undo::Scratch;
 
 /// Time between two looks at whether the soak goes on.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Room of the run directory, and what it has for each VM: compressed memory of 64 MiB in it.
+const RUN_BYTES: u64 = 128 << 20;
+const RUN_BYTES_EACH: u64 = 96 << 20;
 
 /// How far a soak is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -32,9 +38,14 @@ pub enum Phase {
 /// What all threads share.
 pub struct Shared<'a> {
     pub plan: &'a Plan<'a>,
-    pub host: Host,
-    pub swap: Option<FaultyDisk>,
+    // What VMs use is dropped after them, in this order.
     pub places: Vec<Place>,
+    pub host: Host,
+    /// What all of Ebb's own files are on, but for logs and swap files.
+    pub run: SmallFs,
+    pub swap: Option<FaultyDisk>,
+    /// Disks of guests, and files of tiers.
+    pub files: Scratch,
     pub gate: Gate,
     pub began: Instant,
     pub numbers: AtomicUsize,
@@ -43,17 +54,30 @@ pub struct Shared<'a> {
 }
 
 impl<'a> Shared<'a> {
-    pub fn new(
-        plan: &'a Plan<'a>,
-        host: Host,
-        swap: Option<FaultyDisk>,
-        places: Vec<Place>,
-    ) -> Shared<'a> {
+    /// Makes a host for the VMs of these places.
+    ///
+    /// # Panics
+    /// The host does not permit it.
+    pub fn new(plan: &'a Plan<'a>, places: Vec<Place>) -> Shared<'a> {
+        let swap = FaultyDisk::new();
+        if let Err(why) = &swap {
+            eprintln!("the swap disk never fails: {why}");
+        }
+        let swap = swap.ok();
+        let run = SmallFs::tmpfs(RUN_BYTES + places.len() as u64 * RUN_BYTES_EACH);
+        let host = Host::at(run.path());
+        swap.iter().for_each(|disk| host.set("EBB_SWAP_DIR", disk.path()));
+        host.set("EBB_COMPRESSED", "32M");
+        let files = Scratch::new("ebb-test-").expect("a directory");
+        // QEMUs are users of their own, and the sockets of their disks are below.
+        permit(files.path(), 0o711);
         Shared {
             plan,
-            host,
-            swap,
             places,
+            host,
+            run,
+            swap,
+            files,
             gate: Gate::default(),
             began: Instant::now(),
             numbers: AtomicUsize::new(0),

@@ -1,5 +1,6 @@
-//! Kills processes, and has the swap disk fail.
+//! Kills processes, has the swap disk fail, and fills the run directory.
 
+use std::fs;
 use std::thread;
 use std::time::Duration;
 
@@ -101,8 +102,7 @@ fn daemon(shared: &Shared<'_>, chance: &mut Chance, with_servers: bool) -> bool 
     shared.pause(chance.pause(0, 1500), Phase::Calm);
     if chance.once_in(2) {
         let (name, values) = chance.of(&SETTINGS);
-        let is_possible = name != "EBB_COMPRESSED" || !shared.host.is_on_disk();
-        is_possible.then(|| shared.host.set(name, chance.of(values)));
+        shared.host.set(name, chance.of(values));
     }
     begin(shared)
 }
@@ -135,5 +135,19 @@ pub fn fail_disk(shared: &Shared<'_>, mut chance: Chance) {
         shared.tally(|tally| count(&mut tally.disk_errors, what));
         shared.pause(chance.pause(300, 3500), Phase::Calm);
         disk.set(Failing::Nothing);
+    }
+}
+
+/// Fills the file system of the run directory for some time, again and again, until the soak is
+/// over.
+pub fn fill_run_directory(shared: &Shared<'_>, mut chance: Chance) {
+    while shared.pause(chance.pause(8000, 30_000), Phase::Calm) {
+        let Some(_disturbance) = shared.gate.disturb() else { continue };
+        let fill = shared.run.fill();
+        shared.tally(|tally| count(&mut tally.disk_errors, "run directory full"));
+        shared.pause(chance.pause(100, 2500), Phase::Calm);
+        if let Err(error) = fs::remove_file(&fill) {
+            shared.fail(format!("{}: {error}", fill.display()));
+        }
     }
 }

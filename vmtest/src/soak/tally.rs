@@ -33,7 +33,7 @@ pub struct Tally {
     pub without_room: u64,
     /// Processes that were killed or stopped, by kind.
     pub kills: Counts,
-    /// Errors of the swap disk, by kind.
+    /// Errors of the swap disk and the run directory, by kind.
     pub disk_errors: Counts,
     /// VMs that were started, those included that took the place of a killed one.
     pub vms: u64,

@@ -44,7 +44,7 @@ enum Step {
 }
 
 /// How often a guest does what.
-const STEPS: [(u64, Step); 13] = [
+const STEPS: [(u64, Step); 12] = [
     (24, Step::Fill),
     (30, Step::Check),
     (10, Step::Refill),
@@ -56,7 +56,6 @@ const STEPS: [(u64, Step); 13] = [
     (8, Step::Load(Load::DiskChurn)),
     (10, Step::Load(Load::Access)),
     (2, Step::Caches),
-    (2, Step::Check),
     (1, Step::Reboot),
 ];
 
