@@ -52,7 +52,7 @@ fn one(shared: &Shared<'_>, place: &Place, chance: &mut Chance) -> Result<(), St
 }
 
 fn work(shared: &Shared<'_>, place: &Place, vm: &Vm, chance: &mut Chance) -> Result<(), String> {
-    let mut work = Work::new(shared, vm, place.kind)?;
+    let mut work = Work::new(shared, place, vm)?;
     while !shared.is_at(Phase::Last) {
         if shared.plan.spoils && work.holds_something() {
             spoil::flip_bytes(vm.pid());

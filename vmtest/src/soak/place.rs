@@ -194,6 +194,13 @@ impl Place {
         true
     }
 
+    /// Does the work while the process that serves the disk, if there is one, is not killed: QEMU
+    /// does not get over that while its guest is reset.
+    pub fn served<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _server = lock(&self.server);
+        work()
+    }
+
     /// Checks the file system of a disk that nobody uses any more.
     ///
     /// # Panics

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::chance::Chance;
-use super::place::Kind;
+use super::place::Place;
 use super::shared::Shared;
 use crate::vm::Vm;
 
@@ -62,6 +62,7 @@ const STEPS: [(u64, Step); 12] = [
 /// A guest, and what it has in memory and on its disk.
 pub struct Work<'a> {
     shared: &'a Shared<'a>,
+    place: &'a Place,
     vm: &'a Vm,
     has_disk: bool,
     memory_mib: u64,
@@ -76,12 +77,13 @@ impl<'a> Work<'a> {
     ///
     /// # Errors
     /// It cannot mount its disk.
-    pub fn new(shared: &'a Shared<'a>, vm: &'a Vm, kind: Kind) -> Result<Work<'a>, String> {
+    pub fn new(shared: &'a Shared<'a>, place: &'a Place, vm: &'a Vm) -> Result<Work<'a>, String> {
         let mut work = Work {
             shared,
+            place,
             vm,
-            has_disk: kind.has_disk(),
-            memory_mib: kind.memory_mib(),
+            has_disk: place.kind.has_disk(),
+            memory_mib: place.kind.memory_mib(),
             held: BTreeMap::new(),
             files: BTreeMap::new(),
             loads: BTreeSet::new(),
@@ -289,7 +291,8 @@ impl<'a> Work<'a> {
         self.held.clear();
         self.files.clear();
         self.shared.worked("reboot");
-        self.vm.try_reboot().map_err(|why| format!("{}: reboot: {}", self.vm.name(), why.0))?;
+        let booted = self.place.served(|| self.vm.try_reboot());
+        booted.map_err(|why| format!("{}: reboot: {}", self.vm.name(), why.0))?;
         self.mount()
     }
 

@@ -58,6 +58,7 @@ impl Kind {
         (0..PIECES).try_for_each(|number| {
             interrupt::check()?;
             vm.guest(&self.make.replace('#', &piece(number)));
+            thread::sleep(THINK);
             Ok(())
         })
     }

@@ -9,6 +9,9 @@ use crate::bench::swap::linux::{Linux, Memory, PLAIN, Swap};
 use crate::bench::swap::medium::Medium;
 use crate::bench::swap::rig::Ground;
 
+/// The pilot's reserve is this part of the host, as it is without a setting.
+const RESERVE_PART: u64 = 10;
+
 /// A side of the comparison.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Side {
@@ -70,8 +73,7 @@ impl Side {
         (memory_mib, host_mib): (u64, u64),
     ) -> anyhow::Result<Sample> {
         if self == Side::Pilot {
-            // The kernel refuses it while more is taken: then the older bound holds a while.
-            let _ = ground.bound(vms, (memory_mib, host_mib));
+            ground.bound(vms, (memory_mib, host_mib))?;
         }
         ground.look(vms, memory_mib)
     }
@@ -100,7 +102,9 @@ impl Side {
                 for (vm, kind) in vms.iter().zip(KINDS) {
                     vm.ebb(&format!("rule --class {}", kind.class)).ok();
                 }
-                vms.iter().take(1).for_each(|vm| drop(vm.host().ebb("pilot on").ok()));
+                // A part of what guests may have, not of the whole group.
+                let on = format!("pilot on --reserve {}M", host_mib / RESERVE_PART);
+                vms.iter().take(1).for_each(|vm| drop(vm.host().ebb(&on).ok()));
                 Ok(())
             }
         }

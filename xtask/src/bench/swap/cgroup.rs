@@ -11,11 +11,14 @@ use anyhow::{Context, ensure};
 use rustix::mm::{MlockAllFlags, mlockall, munlockall};
 use vmtest::Undo;
 
+use super::bound::{Bound, used_bytes};
 use super::pool::Pooled;
 use super::warden::{Target, Waits, Warden, steps};
 use crate::interrupt;
 
 const ROOT: &str = "/sys/fs/cgroup";
+/// The group of VMs that have one. Ebb looks at it in place of its own group.
+const OF_OTHERS: &str = "ebb";
 /// Controllers of version 1, which has a hierarchy for each.
 const CONTROLLERS: [&str; 3] = ["memory", "blkio", "cpuacct"];
 /// Most bytes by which a limit goes down between two looks at the VMMs' memory.
@@ -29,6 +32,7 @@ const BRING_DOWN: Duration = Duration::from_secs(120);
 pub struct Cgroup {
     name: String,
     warden: Mutex<Option<Warden>>,
+    bound: Mutex<Option<Bound>>,
     of_root: Mutex<Vec<Undo>>,
     _directories: Vec<Undo>,
 }
@@ -70,7 +74,8 @@ impl Cgroup {
             directories.push(undo);
         }
         let (warden, of_root) = (Mutex::default(), Mutex::default());
-        let cgroup = Cgroup { name, warden, of_root, _directories: directories };
+        let bound = Mutex::default();
+        let cgroup = Cgroup { name, warden, bound, of_root, _directories: directories };
         // Lock this process's memory: what it touches while it is in the group is charged to the
         // group, and would be swapped out. And the kernel kills a process whose pages it cannot
         // have back at once.
@@ -113,24 +118,24 @@ impl Cgroup {
         }
     }
 
-    /// Bounds the group's memory: guests, which have `guests_bytes` now, may have `bytes`, beside
-    /// what processes of the group take for themselves now. Page cache has no room of its own. A
-    /// process that needs more waits until others give it.
+    /// Bounds the group's memory: guests, which have `guests_bytes` now, are to have `bytes`, beside
+    /// what processes of the group take for themselves now. Who needs more gets it all the same, and
+    /// sees that hardly anything is available.
     ///
     /// # Errors
-    /// A file operation fails. The kernel refuses a bound below what it can take back at once.
+    /// A file operation fails.
     pub fn bound(&self, bytes: u64, guests_bytes: u64) -> anyhow::Result<()> {
+        let others = fs::read_dir(Path::new(ROOT).join("memory").join(OF_OTHERS));
+        let is_group = |entry: io::Result<fs::DirEntry>| entry.is_ok_and(|at| at.path().is_dir());
+        ensure!(
+            !others.into_iter().flatten().any(is_group),
+            "other VMs run here: Ebb would look at their control group"
+        );
         let directory = self.directory("memory");
-        let usage = fs::read_to_string(directory.join("memory.usage_in_bytes"))?;
-        let stat = fs::read_to_string(directory.join("memory.stat"))?;
-        let cache = ["total_inactive_file ", "total_active_file "].into_iter().filter_map(|name| {
-            stat.lines().find_map(|line| line.strip_prefix(name)?.parse::<u64>().ok())
-        });
-        let used = usage.trim().parse::<u64>()?.saturating_sub(cache.sum());
-        let others = used.saturating_sub(guests_bytes);
-        fs::write(directory.join("memory.oom_control"), "1")?;
-        let path = directory.join("memory.limit_in_bytes");
-        fs::write(&path, (others + bytes).to_string()).with_context(|| path.display().to_string())
+        let bytes = bytes + used_bytes(&directory)?.saturating_sub(guests_bytes);
+        let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        bound.get_or_insert_with(|| Bound::start(directory, bytes)).set(bytes);
+        Ok(())
     }
 
     /// Looks at guests as often as at those that it limits, but does nothing: somebody else limits
@@ -256,6 +261,7 @@ impl Drop for Cgroup {
             eprintln!("munlockall: {error}");
         }
         self.warden.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        self.bound.get_mut().unwrap_or_else(PoisonError::into_inner).take();
     }
 }
 

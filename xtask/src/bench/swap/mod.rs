@@ -1,6 +1,7 @@
 //! VSwapper's figures: guests with less memory than they believe to have, by Linux's own swapping
 //! of QEMU, by the balloon, and by Ebb. `docs/benchmarks.md` explains each row.
 
+mod bound;
 mod cgroup;
 pub mod compare;
 pub mod held;

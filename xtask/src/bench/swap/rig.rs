@@ -221,10 +221,10 @@ impl Ground {
     /// group is the host.
     ///
     /// # Errors
-    /// The kernel refuses it, as while more than that is taken.
+    /// A file operation fails, or other VMs run on this machine.
     pub fn bound(&self, vms: &[&Vm], (memory_mib, host_mib): (u64, u64)) -> anyhow::Result<()> {
         let guests = self.look(vms, memory_mib)?.guests;
-        self.cgroup.bound(host_mib * MIB, (guests * MIB as f64) as u64)
+        self.cgroup.bound(host_mib * MIB, (guests * MIB as f64) as u64).context(HostFails)
     }
 
     /// Returns what these guests have in memory now, compressed memory included, and what their
