@@ -19,7 +19,7 @@ use crate::interrupt;
 const MEMORY: &str = "384M";
 const MIB: u64 = 1 << 20;
 /// How long the pilot takes what the guests do not use.
-const TAKES: Duration = Duration::from_secs(22);
+const TAKES: Duration = Duration::from_secs(16);
 /// How long the picture stays after the guests have needed everything.
 const RESTS: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
