@@ -2,7 +2,7 @@
 # installed by apt, and said beforehand.
 .PHONY: demo check test test-long bench fuzz sanitizers guest-kernel programs
 
-# A real VM on screen, with Ebb and without.
+# A real VM on screen, with Ebb and without, and three under the pilot.
 demo: programs
 	cargo xtask assets 6.1-cloud
 	cargo xtask demo

@@ -68,16 +68,20 @@ impl Console {
 
     /// Waits until the guest has started `boots` times.
     pub fn wait_ready(&self, boots: usize) {
-        let ready = self.wait(&format!("the guest's start number {boots}"), |console| {
+        self.try_wait_ready(boots).unwrap_or_else(|GuestError(why)| self.fail(&why));
+    }
+
+    /// Does the same for a guest that may end meanwhile.
+    ///
+    /// # Errors
+    /// It did not start, or it could not do what its start has to do.
+    pub fn try_wait_ready(&self, boots: usize) -> Result<(), GuestError> {
+        let line = self.wait(&format!("the guest's start number {boots}"), |console| {
             let text = console.text();
             let line = text.match_indices("@0 ").nth(boots - 1)?.0;
             text[line..].split_once('\n').map(|(line, _)| line.to_owned())
-        });
-        match ready {
-            Ok(line) if line.starts_with("@0 ok") => (),
-            Ok(line) => self.fail(&line),
-            Err(GuestError(why)) => self.fail(&why),
-        }
+        })?;
+        if line.starts_with("@0 ok") { Ok(()) } else { Err(GuestError(line)) }
     }
 
     /// Sends a request to the guest, and returns the answer.
@@ -88,36 +92,52 @@ impl Console {
     /// # Panics
     /// No answer comes, or the guest's kernel or VMM dies.
     pub fn ask(&mut self, request: &str) -> Result<String, GuestError> {
+        self.try_ask(request).unwrap_or_else(|GuestError(why)| self.fail(&why))
+    }
+
+    /// Does the same for a guest that may end meanwhile.
+    ///
+    /// # Errors
+    /// No answer comes, or the guest's kernel or VMM dies. The answer itself may be an error, too:
+    /// the guest's own words.
+    pub fn try_ask(&mut self, request: &str) -> Result<Result<String, GuestError>, GuestError> {
         self.last_number += 1;
         let number = self.last_number;
-        self.send(number, request);
+        self.send(number, request)?;
         loop {
-            match self.wait_answer(number, request) {
-                Answer::Torn => self.send(number, "again"),
-                answer => return answer.outcome(),
+            match self.wait_answer(number, request)? {
+                Answer::Torn => self.send(number, "again")?,
+                answer => return Ok(answer.outcome()),
             }
         }
     }
 
     /// Sends a request that needs no answer.
     pub fn tell(&mut self, request: &str) {
-        self.last_number += 1;
-        self.send(self.last_number, request);
+        self.try_tell(request).unwrap_or_else(|GuestError(why)| self.fail(&why));
     }
 
-    fn send(&mut self, number: u64, request: &str) {
+    /// Does the same for a guest that may have ended.
+    ///
+    /// # Errors
+    /// The VMM has ended.
+    pub fn try_tell(&mut self, request: &str) -> Result<(), GuestError> {
+        self.last_number += 1;
+        self.send(self.last_number, request)
+    }
+
+    fn send(&mut self, number: u64, request: &str) -> Result<(), GuestError> {
         self.forget_received();
         let line = format!("#{number} {request}\n");
-        self.input.write_all(line.as_bytes()).unwrap_or_else(|error| self.fail(&error.to_string()));
+        self.input.write_all(line.as_bytes()).map_err(|error| GuestError(error.to_string()))
     }
 
-    fn wait_answer(&self, number: u64, request: &str) -> Answer {
+    fn wait_answer(&self, number: u64, request: &str) -> Result<Answer, GuestError> {
         let mark = format!("@{number} ");
-        let found = self.wait(&format!("the answer to `{request}`"), |console| {
+        self.wait(&format!("the answer to `{request}`"), |console| {
             let text = console.received();
             Answer::parse(&text[text.find(&mark)?..])
-        });
-        found.unwrap_or_else(|error| self.fail(&error.0))
+        })
     }
 
     /// Waits until the guest prints `wanted`.

@@ -25,7 +25,12 @@ pub struct Disk {
 impl Disk {
     /// An empty image in the host's directory. It is served from [`Disk::start`] on.
     pub fn new(host: &Host, name: &str, size: &str) -> Disk {
-        let path = |suffix: &str| host.directory().join(format!("{name}.{suffix}"));
+        Disk::new_in(host.directory(), name, size)
+    }
+
+    /// An empty image in this directory.
+    pub(crate) fn new_in(directory: &Path, name: &str, size: &str) -> Disk {
+        let path = |suffix: &str| directory.join(format!("{name}.{suffix}"));
         let bytes: Bytes = size.parse().expect("a size");
         File::create(path("img")).and_then(|file| file.set_len(bytes.0)).expect("an image");
         Disk {

@@ -17,6 +17,7 @@ use fuser::{
 };
 use rustix::fs::{FallocateFlags, fallocate};
 use tempfile::TempDir;
+use testkit::{Undo, undo};
 
 const BLOCK_BYTES: u32 = 4096;
 /// Names and attributes are asked for each time.
@@ -44,6 +45,8 @@ pub struct FaultyDisk {
     state: Arc<Mutex<State>>,
     // Dropped first: it ends the mount.
     session: Option<BackgroundSession>,
+    /// For a process that ends before this is dropped.
+    _unmounted: Undo,
 }
 
 struct State {
@@ -66,7 +69,12 @@ impl FaultyDisk {
         config.n_threads = Some(THREADS);
         let session = fuser::spawn_mount(Served(Arc::clone(&state)), mount.path(), &config);
         let session = session.map_err(|error| format!("no file system by FUSE: {error}"))?;
-        Ok(FaultyDisk { mount, state, session: Some(session) })
+        let at = mount.path().to_owned();
+        let unmounted = Undo::new(move || {
+            // It fails where the session has ended: then there is nothing to undo.
+            let _ = undo::helper("umount").arg("--lazy").arg(&at).output();
+        });
+        Ok(FaultyDisk { mount, state, session: Some(session), _unmounted: unmounted })
     }
 
     /// The directory.

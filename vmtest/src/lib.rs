@@ -27,6 +27,7 @@ mod process;
 mod scattered_files;
 mod screen;
 mod slow_disk;
+pub mod soak;
 mod there_and_back;
 pub mod tracked;
 mod vm;

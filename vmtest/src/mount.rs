@@ -6,12 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tempfile::TempDir;
+use testkit::{Undo, undo};
 
 use crate::host::{call, permit};
 
 /// A mounted file system. Dropping this unmounts it, so it must be dropped after its users.
 pub struct SmallFs {
     at: PathBuf,
+    /// For a process that ends before this is dropped.
+    _unmounted: Undo,
     _directory: TempDir,
 }
 
@@ -47,7 +50,12 @@ impl SmallFs {
         make(directory.path(), &at);
         // QEMUs are users of their own, and their drives may be below.
         [directory.path(), &at].into_iter().for_each(|path| permit(path, 0o711));
-        SmallFs { at, _directory: directory }
+        let mounted = at.clone();
+        let unmounted = Undo::new(move || {
+            // It fails where it is unmounted already: then there is nothing to undo.
+            let _ = undo::helper("umount").arg("--lazy").arg(&mounted).output();
+        });
+        SmallFs { at, _unmounted: unmounted, _directory: directory }
     }
 
     /// Where it is mounted.

@@ -118,6 +118,25 @@ impl Vm {
         self.wait_boot();
     }
 
+    /// Sends a request to a guest that may end meanwhile.
+    ///
+    /// # Errors
+    /// The guest does not answer. The answer itself may be an error, too: the guest's own words.
+    pub(crate) fn ask(&self, request: &str) -> Result<Result<String, GuestError>, GuestError> {
+        self.console().try_ask(request)
+    }
+
+    /// Reboots a guest that may end meanwhile.
+    ///
+    /// # Errors
+    /// It does not start again.
+    pub(crate) fn try_reboot(&self) -> Result<(), GuestError> {
+        let boots = self.boots.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut console = self.console();
+        console.try_tell("reboot")?;
+        console.try_wait_ready(boots)
+    }
+
     /// Resets the guest, and has this done again and again until the guest has booted.
     pub fn reboot_while(&self, act: impl Fn() + Sync) {
         // Dropped as well if the guest does not boot.

@@ -20,6 +20,7 @@ mod kept;
 mod llfree;
 mod memory;
 mod observe;
+mod pilot;
 mod reclaim;
 mod report;
 mod rounds;
@@ -162,6 +163,12 @@ enum Name {
     VtmmSort,
     /// Moving pages between two NUMA nodes, and what that costs their users
     VtmmTab4,
+    /// What three VMs get done under the pilot, on a host that has too little memory
+    PilotWork,
+    /// How soon the pilot gives a guest the memory that it misses
+    PilotRelief,
+    /// What the pilot itself costs
+    PilotCost,
     /// All benchmarks
     All,
 }
@@ -169,7 +176,7 @@ enum Name {
 /// A benchmark: takes its figures in a session.
 type Bench = fn(&Session) -> anyhow::Result<Report>;
 
-const EACH: [(Name, Bench); 39] = [
+const EACH: [(Name, Bench); 42] = [
     (Name::Fault, fault::run),
     (Name::Reclaim, reclaim::run),
     (Name::Scan, scan::run),
@@ -209,6 +216,9 @@ const EACH: [(Name, Bench); 39] = [
     (Name::VtmmFig8, vtmm::fig8::run),
     (Name::VtmmSort, vtmm::sort::run),
     (Name::VtmmTab4, vtmm::tab4::run),
+    (Name::PilotWork, pilot::work::run),
+    (Name::PilotRelief, pilot::relief::run),
+    (Name::PilotCost, pilot::cost::run),
 ];
 
 /// Runs the requested benchmarks. A missed goal is no failure. If all are requested, one that

@@ -1,9 +1,12 @@
-//! `cargo xtask demo`: runs the same work in a real VM twice, without Ebb and with it.
+//! `cargo xtask demo`: runs the same work in a real VM twice, without Ebb and with it, and then three
+//! VMs under the pilot.
 
 mod curve;
 mod host;
+mod pilot;
 mod round;
 mod summary;
+mod table;
 mod usage;
 mod view;
 mod workload;
@@ -14,6 +17,7 @@ use vmtest::assets;
 use crate::{guard, interrupt};
 
 use round::{Keeper, Record};
+use table::Table;
 use view::View;
 
 /// Runs the demo.
@@ -27,7 +31,8 @@ pub fn run() -> anyhow::Result<()> {
     interrupt::catch()?;
     println!(
         "A VM of 2 GiB with Debian's kernel ({}) does the same work twice, {} s each time:\n\
-         it fills memory, writes files, checks every byte and frees it all again.\n",
+         it fills memory, writes files, checks every byte and frees it all again.\n\
+         Then three VMs share the host's memory under `ebb pilot on`.\n",
         kernel.package,
         workload::lasts().as_secs(),
     );
@@ -35,7 +40,14 @@ pub fn run() -> anyhow::Result<()> {
     let mut view = View::new();
     let without = round(Keeper::Nobody, &mut view)?;
     let with = round(Keeper::Ebb, &mut view)?;
-    report(&[without, with])
+    report(&[without, with])?;
+    println!(
+        "3 of 3: booting three VMs of 384 MiB; `ebb pilot on --reserve 90%` then decides what to \
+         take\nfrom which of them, as on a host that is short of memory"
+    );
+    let said = pilot::run(&mut Table::new())?;
+    println!("\n{said}");
+    Ok(())
 }
 
 fn round(keeper: Keeper, view: &mut View) -> anyhow::Result<Record> {
@@ -43,8 +55,8 @@ fn round(keeper: Keeper, view: &mut View) -> anyhow::Result<Record> {
         "{}",
         match keeper {
             Keeper::Nobody =>
-                "1 of 2: booting; then `ebb detach`, and nothing of Ebb is left in the VM",
-            Keeper::Ebb => "2 of 2: booting; `ebb auto on --interval 1s` then reclaims free memory",
+                "1 of 3: booting; then `ebb detach`, and nothing of Ebb is left in the VM",
+            Keeper::Ebb => "2 of 3: booting; `ebb auto on --interval 1s` then reclaims free memory",
         }
     );
     let record = round::run(keeper, view)?;

@@ -22,7 +22,8 @@ use clap::Parser;
 enum Task {
     /// Make the kernels, the initial RAM disks and the QEMU for tests and demo
     Assets(assets::Args),
-    /// Show a real VM's memory on the host, without and with Ebb: live, as a table and as a plot
+    /// Show a real VM's memory on the host, without and with Ebb: live, as a table and as a plot; then
+    /// three VMs under the pilot
     Demo,
     /// Measure Ebb against the bare system calls and against QEMU: tables, and JSON in target/bench
     Bench(bench::Args),
@@ -34,7 +35,8 @@ enum Task {
     /// Fetch QEMU 11, which has a device for any vhost-user back end, and print its path
     #[command(name = "qemu11")]
     Qemu11,
-    /// Repeat fuzzing and the tests that look for rare events, until the time is up
+    /// Repeat fuzzing and the tests that look for rare events, until the time is up; or run everything
+    /// at once for hours (`all`)
     Soak(soak::Args),
 }
 

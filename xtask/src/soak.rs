@@ -1,4 +1,6 @@
-//! Repeats the tests that look for rare events, for as long as asked.
+//! Repeats the tests that look for rare events, for as long as asked; or runs everything at once.
+
+mod all;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -44,7 +46,10 @@ const NEED_HOST_KERNEL: [&str; 1] = ["idle"];
 
 /// How long, and how.
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
+    #[command(subcommand)]
+    whole: Option<Whole>,
     /// Only these: programs of vmtest's tests, `kvmtest`, `threads` or `fuzz` [default: all]
     #[arg(value_name = "NAME")]
     only: Vec<String>,
@@ -59,6 +64,14 @@ pub struct Args {
     lanes: u8,
 }
 
+/// What is no repetition of tests.
+#[derive(clap::Subcommand)]
+enum Whole {
+    /// Several VMs, everything that Ebb can do with them at once, and everything that can die or
+    /// fail, while the guests check every byte
+    All(all::Args),
+}
+
 /// A test, or all of the fuzzing: its name, and the command that runs it.
 struct Job {
     name: &'static str,
@@ -71,6 +84,9 @@ struct Job {
 /// # Errors
 /// Jobs of a round fail, or cannot be run.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    if let Some(Whole::All(args)) = &args.whole {
+        return all::run(args);
+    }
     let (began, limit) = (Instant::now(), Duration::from_secs(60 * args.minutes));
     check_names(&args.only)?;
     if NEED_HOST_KERNEL.iter().any(|name| is_wanted(name, &args.only)) {

@@ -38,7 +38,7 @@ impl Random {
 
     /// Returns a number less than `count`. `count` is so small compared with 2^64 that the bias is
     /// invisible.
-    fn below(&mut self, count: usize) -> usize {
+    pub fn below(&mut self, count: usize) -> usize {
         (self.next() % count.max(1) as u64) as usize
     }
 

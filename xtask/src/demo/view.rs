@@ -20,12 +20,12 @@ const SCREEN: (u16, u16) = (80, 26);
 const LINE_EVERY: Duration = Duration::from_secs(1);
 
 const USED: &str = "\x1b[38;5;33m";
-const RESIDENT: &str = "\x1b[38;5;214m";
+pub const RESIDENT: &str = "\x1b[38;5;214m";
 const RESIDENT_BEHIND: &str = "\x1b[48;5;214m";
 const NON_RESIDENT: &str = "\x1b[38;5;71m";
-const FAINT: &str = "\x1b[38;5;245m";
-const BOLD: &str = "\x1b[1m";
-const RESET: &str = "\x1b[0m";
+pub const FAINT: &str = "\x1b[38;5;245m";
+pub const BOLD: &str = "\x1b[1m";
+pub const RESET: &str = "\x1b[0m";
 const EIGHTHS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// Where and how a round is shown.
@@ -39,13 +39,7 @@ pub enum View {
 impl View {
     /// Returns a picture if standard output is a terminal that can be drawn on, else lines.
     pub fn new() -> View {
-        let is_dumb = env::var_os("TERM").is_none_or(|term| term == "dumb");
-        let colourless = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        if io::stdout().is_terminal() && !is_dumb && !colourless && fits() {
-            View::Screen(0)
-        } else {
-            View::Lines(Duration::ZERO)
-        }
+        if is_picture() { View::Screen(0) } else { View::Lines(Duration::ZERO) }
     }
 
     /// Shows the state of the round.
@@ -79,6 +73,13 @@ impl View {
             View::Lines(_) => View::Lines(Duration::ZERO),
         };
     }
+}
+
+/// Whether standard output is a terminal that can be drawn on, and large enough.
+pub fn is_picture() -> bool {
+    let is_dumb = env::var_os("TERM").is_none_or(|term| term == "dumb");
+    let colourless = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    io::stdout().is_terminal() && !is_dumb && !colourless && fits()
 }
 
 fn fits() -> bool {

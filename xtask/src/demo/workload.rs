@@ -187,7 +187,10 @@ impl Progress {
 }
 
 /// Parses the guest's answer: `0`, or `17 first at ...`.
-fn wrong_bytes(answer: &str) -> anyhow::Result<u64> {
+///
+/// # Errors
+/// It is none.
+pub fn wrong_bytes(answer: &str) -> anyhow::Result<u64> {
     match answer.split_whitespace().next().map(str::parse) {
         Some(Ok(count)) => Ok(count),
         _ => bail!("the guest's check says {answer:?}"),

@@ -11,11 +11,14 @@ use anyhow::{Context, ensure};
 use rustix::mm::{MlockAllFlags, mlockall, munlockall};
 use vmtest::Undo;
 
+use super::bound::{Bound, used_bytes};
 use super::pool::Pooled;
 use super::warden::{Target, Waits, Warden, steps};
 use crate::interrupt;
 
 const ROOT: &str = "/sys/fs/cgroup";
+/// The group of VMs that have one. Ebb looks at it in place of its own group.
+const OF_OTHERS: &str = "ebb";
 /// Controllers of version 1, which has a hierarchy for each.
 const CONTROLLERS: [&str; 3] = ["memory", "blkio", "cpuacct"];
 /// Most bytes by which a limit goes down between two looks at the VMMs' memory.
@@ -29,6 +32,7 @@ const BRING_DOWN: Duration = Duration::from_secs(120);
 pub struct Cgroup {
     name: String,
     warden: Mutex<Option<Warden>>,
+    bound: Mutex<Option<Bound>>,
     of_root: Mutex<Vec<Undo>>,
     _directories: Vec<Undo>,
 }
@@ -70,7 +74,8 @@ impl Cgroup {
             directories.push(undo);
         }
         let (warden, of_root) = (Mutex::default(), Mutex::default());
-        let cgroup = Cgroup { name, warden, of_root, _directories: directories };
+        let bound = Mutex::default();
+        let cgroup = Cgroup { name, warden, bound, of_root, _directories: directories };
         // Lock this process's memory: what it touches while it is in the group is charged to the
         // group, and would be swapped out. And the kernel kills a process whose pages it cannot
         // have back at once.
@@ -111,6 +116,26 @@ impl Cgroup {
                 return Ok(());
             }
         }
+    }
+
+    /// Bounds the group's memory: guests, which have `guests_bytes` now, are to have `bytes`, beside
+    /// what processes of the group take for themselves now. Who needs more gets it all the same, and
+    /// sees that hardly anything is available.
+    ///
+    /// # Errors
+    /// A file operation fails.
+    pub fn bound(&self, bytes: u64, guests_bytes: u64) -> anyhow::Result<()> {
+        let others = fs::read_dir(Path::new(ROOT).join("memory").join(OF_OTHERS));
+        let is_group = |entry: io::Result<fs::DirEntry>| entry.is_ok_and(|at| at.path().is_dir());
+        ensure!(
+            !others.into_iter().flatten().any(is_group),
+            "other VMs run here: Ebb would look at their control group"
+        );
+        let directory = self.directory("memory");
+        let bytes = bytes + used_bytes(&directory)?.saturating_sub(guests_bytes);
+        let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        bound.get_or_insert_with(|| Bound::start(directory, bytes)).set(bytes);
+        Ok(())
     }
 
     /// Looks at guests as often as at those that it limits, but does nothing: somebody else limits
@@ -236,6 +261,7 @@ impl Drop for Cgroup {
             eprintln!("munlockall: {error}");
         }
         self.warden.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        self.bound.get_mut().unwrap_or_else(PoisonError::into_inner).take();
     }
 }
 

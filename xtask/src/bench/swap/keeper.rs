@@ -8,7 +8,7 @@ use super::linux::{Linux, Memory, PLAIN};
 use crate::bench::vm as vms;
 
 const MIB: u64 = 1 << 20;
-/// Compressed memory of `EbbCompressed`.
+/// Compressed memory of `EbbCompressed` and `EbbPilot`.
 const COMPRESSED: &str = "64M";
 /// Seconds between two monitorings with `EbbPool`. A monitoring is 8 windows of 0.6 s.
 const PERIOD_S: &str = "6";
@@ -36,6 +36,8 @@ pub enum Keeper {
     EbbByThreshold,
     /// Ebb, which keeps a part of the evicted memory compressed.
     EbbCompressed,
+    /// Ebb, whose pilot shares the host's memory among the guests, with compressed memory.
+    EbbPilot,
     /// Ebb, which must read frames that the guest is about to overwrite.
     EbbBlind,
     /// The balloon, and Ebb for what the balloon cannot give.
@@ -58,6 +60,7 @@ impl Keeper {
             Keeper::EbbByHeat => "Ebb, by temperature",
             Keeper::EbbByThreshold => "Ebb, fixed threshold",
             Keeper::EbbCompressed => "Ebb, compressed",
+            Keeper::EbbPilot => "Ebb, pilot",
             Keeper::EbbBlind => "Ebb, blind",
             Keeper::EbbBalloon => "Ebb and balloon",
         })
@@ -102,8 +105,9 @@ impl Keeper {
 
     /// Whether Ebb manages the keeper's VMs.
     pub fn is_ebb(self) -> bool {
-        use Keeper::{Ebb, EbbBalloon, EbbBlind, EbbCompressed, EbbPool};
-        self.is_monitored() || matches!(self, Ebb | EbbPool | EbbBlind | EbbBalloon | EbbCompressed)
+        use Keeper::{Ebb, EbbBalloon, EbbBlind, EbbPool};
+        let is_plain = matches!(self, Ebb | EbbPool | EbbBlind | EbbBalloon);
+        is_plain || self.is_monitored() || self.compresses()
     }
 
     /// Returns how Linux swaps the VMs, or `None` if Ebb manages them.
@@ -121,7 +125,7 @@ impl Keeper {
     pub fn setting(self) -> Option<(&'static str, &'static str)> {
         match self {
             Keeper::EbbBlind => Some(("EBB_READ_FREED", "true")),
-            Keeper::EbbCompressed => Some(("EBB_COMPRESSED", COMPRESSED)),
+            _ if self.compresses() => Some(("EBB_COMPRESSED", COMPRESSED)),
             Keeper::EbbPool => Some(("EBB_HEAT_PERIOD_S", PERIOD_S)),
             Keeper::EbbByThreshold => Some(("EBB_HEAT_THRESHOLD", THRESHOLD)),
             _ => None,
@@ -131,6 +135,11 @@ impl Keeper {
     /// Whether Ebb monitors what its VMs use.
     pub fn is_monitored(self) -> bool {
         matches!(self, Keeper::EbbByHeat | Keeper::EbbByThreshold)
+    }
+
+    /// Whether Ebb keeps a part of the evicted memory compressed.
+    pub fn compresses(self) -> bool {
+        matches!(self, Keeper::EbbCompressed | Keeper::EbbPilot)
     }
 
     pub fn has_balloon(self) -> bool {

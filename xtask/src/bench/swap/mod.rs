@@ -1,9 +1,10 @@
 //! VSwapper's figures: guests with less memory than they believe to have, by Linux's own swapping
 //! of QEMU, by the balloon, and by Ebb. `docs/benchmarks.md` explains each row.
 
+mod bound;
 mod cgroup;
 pub mod compare;
-mod held;
+pub mod held;
 pub mod keeper;
 pub mod linux;
 pub mod medium;

@@ -217,6 +217,16 @@ impl Ground {
         }
     }
 
+    /// Bounds all memory of the group, so that the guests have `host_mib` of it: to the pilot, the
+    /// group is the host.
+    ///
+    /// # Errors
+    /// A file operation fails, or other VMs run on this machine.
+    pub fn bound(&self, vms: &[&Vm], (memory_mib, host_mib): (u64, u64)) -> anyhow::Result<()> {
+        let guests = self.look(vms, memory_mib)?.guests;
+        self.cgroup.bound(host_mib * MIB, (guests * MIB as f64) as u64).context(HostFails)
+    }
+
     /// Returns what these guests have in memory now, compressed memory included, and what their
     /// daemon has.
     ///
@@ -228,7 +238,7 @@ impl Ground {
             // All sides read this, because it takes its time.
             let mapped = warden::parts(guest(vm, memory_mib))?.guest;
             bytes += if self.swapping.is_some() { mapped } else { vm.host_bytes() };
-            if self.keeper == Keeper::EbbCompressed {
+            if self.keeper.compresses() {
                 compressed += vm.last_status().limit.compressed_bytes;
             }
         }

@@ -131,12 +131,13 @@ mod tests {
     use crate::bench::swap::linux::{Linux, Memory, Swap};
     use crate::bench::vm::no_kernel;
 
-    const EBB: [Keeper; 7] = [
+    const EBB: [Keeper; 8] = [
         Keeper::Ebb,
         Keeper::EbbPool,
         Keeper::EbbByHeat,
         Keeper::EbbByThreshold,
         Keeper::EbbCompressed,
+        Keeper::EbbPilot,
         Keeper::EbbBlind,
         Keeper::EbbBalloon,
     ];
