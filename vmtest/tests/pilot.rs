@@ -3,7 +3,7 @@
 //! The host is never made short of memory: a reserve of nearly all of it stands for that.
 
 use ebb_api::{PilotDecision, PilotStatus};
-use vmtest::{Guest, Host, Vm, until, until_or};
+use vmtest::{Guest, Host, Vm, require, until, until_or};
 
 const MIB: u64 = 1 << 20;
 /// Tasks that wait for memory do not count, as other tests cause some.
@@ -80,6 +80,77 @@ fn the_pilot_takes_what_is_not_used_and_gives_back_what_is_missed() {
     host.ebb("pilot off").ok();
     until("no limit", || vm.status().limit.bytes.is_none().then_some(()));
     assert_eq!(vm.guest("check kept"), "0");
+}
+
+/// The largest reserve that the pilot takes.
+const MOST: &str = "90%";
+/// Most memory that a test takes from the host.
+const BALLAST_MOST_BYTES: u64 = 6 << 30;
+
+/// All of the host's memory, and what is available of it.
+fn host_memory() -> (u64, u64) {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").expect("procfs");
+    let bytes = |name: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name)).expect(name);
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+    };
+    (bytes("MemTotal:"), bytes("MemAvailable:"))
+}
+
+/// A reserve with which the host is tight, as long as nobody takes a fifth of what is available.
+fn tight() -> String {
+    format!("{}M", host_memory().1 / MIB * 3 / 4)
+}
+
+/// Takes enough memory for the host to be short with the largest reserve, as long as it is held.
+///
+/// # Errors
+/// Nearly all of the host's memory is available, and that is a lot.
+fn ballast() -> Result<Vec<u8>, String> {
+    let (total, available) = host_memory();
+    let bytes = available.saturating_sub(total / 100 * 85);
+    match bytes <= BALLAST_MOST_BYTES {
+        true => Ok(vec![1; bytes as usize]),
+        false => Err(format!("{available} bytes of {total} are available")),
+    }
+}
+
+#[test]
+fn cold_memory_is_compressed_first_and_then_goes_to_the_disk() {
+    let host = Host::in_memory();
+    require!(host.as_ref());
+    let host = host.expect("it is there");
+    host.set(NO_STALLS.0, NO_STALLS.1);
+    let vm = run(&host);
+    vm.guest("fill soft 200M");
+    host.ebb(&format!("pilot on --reserve {}", tight())).ok();
+    let widened = wait_done(&host, "compressed memory 0 B -> ", "the host is tight");
+    assert_eq!(widened.action, "compressed memory 0 B -> 64 MiB");
+    wait_done(&host, "limit none -> ", "what it uses least");
+    let is_compressed = || Some(vm.status().limit.compressed_pages).filter(|pages| *pages > 1000);
+    until_or(is_compressed).unwrap_or_else(|| panic!("{}", host.ebb("pilot").ok()));
+    let before = vm.status().limit;
+    assert!(before.compressed_bytes > 0 && before.compressed_limit_bytes <= 64 * MIB, "{before:?}");
+
+    let ballast = ballast();
+    require!(ballast.as_ref());
+    host.ebb(&format!("pilot --reserve {MOST}")).ok();
+    wait_done(&host, "compressed memory 64 MiB -> ", "are compressed, and go to the swap file");
+    until("pages that move to the disk", || {
+        (vm.status().limit.written_back_total_bytes > before.written_back_total_bytes).then_some(())
+    });
+    assert_eq!(vm.guest("check soft"), "0");
+
+    drop(ballast);
+
+    // Nothing of it outlives the pilot.
+    host.ebb("pilot off").ok();
+    until("no compressed memory", || {
+        let limit = vm.status().limit;
+        (limit.bytes.is_none() && limit.compressed_limit_bytes == 0 && limit.compressed_pages == 0)
+            .then_some(())
+    });
+    assert_eq!(vm.guest("check soft"), "0");
 }
 
 #[test]

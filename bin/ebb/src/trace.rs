@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use ebb_api::{PilotSight, SeenVm, VmClass};
-use ebb_policy::pilot::{Class, Decision, HostRule, Pilot, Stage, VmRule, VmSight};
+use ebb_policy::pilot::{Class, CompressedSight, Decision, HostRule, Pilot, Stage, VmRule, VmSight};
 use ebb_policy::pressure::{Below, Budget, HostMemory};
 
 /// Longest line of a trace: a look at some ten thousand VMs.
@@ -123,6 +123,9 @@ fn vm(vm: SeenVm) -> VmSight {
         spare_bytes: vm.spare_bytes,
         working_bytes: vm.working_bytes,
         refaulted_bytes: vm.refaulted_bytes,
+        compressed: vm
+            .compressed_most_bytes
+            .map(|most_bytes| CompressedSight { bytes: vm.compressed_bytes, most_bytes }),
         waits: vm.waits,
         may_reclaim: vm.may_reclaim,
         may_limit: vm.may_limit,
@@ -154,6 +157,8 @@ mod tests {
             spare_bytes: 2 * GIB,
             working_bytes: None,
             refaulted_bytes: 0,
+            compressed_bytes: 0,
+            compressed_most_bytes: None,
             waits: false,
             may_reclaim: true,
             may_limit: true,
@@ -221,6 +226,7 @@ mod tests {
             (vm.weight, vm.spare_bytes, vm.refaulted_bytes) = (0, u64::MAX, u64::MAX);
             (vm.min_bytes, vm.max_bytes, vm.working_bytes) =
                 (Some(u64::MAX), Some(0), Some(u64::MAX));
+            (vm.compressed_bytes, vm.compressed_most_bytes) = (u64::MAX, Some(u64::MAX));
         }
         let mut short = hostile.clone();
         (short.bounds[0].total_bytes, short.bounds[0].available_bytes) = (u64::MAX, 0);

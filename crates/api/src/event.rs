@@ -54,6 +54,8 @@ choice! {
         Reclaim = "reclaim",
         /// Set, change or lift its limit.
         Limit = "limit",
+        /// Change the most memory that its compressed pages may take.
+        Compress = "compress",
     }
 }
 
@@ -124,11 +126,11 @@ pub struct DecisionFigures {
     pub number: u64,
     /// What was to be done.
     pub action: PilotAction,
-    /// How much free memory was to be reclaimed; null: it is about a limit.
+    /// How much free memory was to be reclaimed; null: it is about something else.
     pub bytes: Option<u64>,
-    /// The limit before; null: none, or it is not about a limit.
+    /// The limit, or the most compressed memory, before; null: none, or it is about free memory.
     pub from_bytes: Option<u64>,
-    /// The limit from now on; null: none, or it is not about a limit.
+    /// The same from now on; null: none, the daemon's option, or it is about free memory.
     pub to_bytes: Option<u64>,
     /// Why, with the figures.
     pub why: String,

@@ -126,6 +126,10 @@ pub struct PilotVm {
     pub working_bytes: Option<u64>,
     /// The limit that the pilot has given it; null: none.
     pub limit_bytes: Option<u64>,
+    /// The most memory that its compressed pages may take, beside what the limit says; null: it can
+    /// have none.
+    #[serde(default)]
+    pub compressed_most_bytes: Option<u64>,
     /// Why the pilot leaves its limit alone; null: nothing is in the way.
     pub left_alone: Option<String>,
 }
@@ -206,6 +210,12 @@ pub struct SeenVm {
     pub working_bytes: Option<u64>,
     /// Evicted memory that came back within 30 s, in all.
     pub refaulted_bytes: u64,
+    /// Memory that its compressed pages take.
+    #[serde(default)]
+    pub compressed_bytes: u64,
+    /// The most that they may take; null: it can have none.
+    #[serde(default)]
+    pub compressed_most_bytes: Option<u64>,
     /// Whether its guest waits for room below the limit.
     pub waits: bool,
     /// Whether free memory can be reclaimed from it now.

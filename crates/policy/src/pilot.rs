@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! host memory --> Stage --+
-//!                         |    free   -> cold -> warm of batch VMs     (take: `ladder`)
+//!                         |    free -> cold -> compressed -> warm      (take: `ladder`)
 //! VMs as seen -> state ---+--> relief of a VM that misses its memory   (`state`)
 //!                         |    limits go up again                      (give: `ladder`)
 //!                         +--> decisions, each with its reason
@@ -31,8 +31,8 @@ use self::state::VmState;
 use crate::pressure::HostMemory;
 
 pub use self::decision::{Action, Decision};
-pub use self::rule::{Class, HostRule, VmRule, WEIGHT_DEFAULT};
-pub use self::sight::VmSight;
+pub use self::rule::{COMPRESSED_PART, Class, HostRule, VmRule, WEIGHT_DEFAULT};
+pub use self::sight::{CompressedSight, VmSight};
 pub use self::stage::Stage;
 
 /// The pilot of one host. It remembers of each VM what it did last.

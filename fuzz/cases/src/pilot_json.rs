@@ -26,6 +26,7 @@ pub fn run(data: &[u8]) {
         spare_bytes: 0,
         working_bytes: None,
         refaulted_bytes: 0,
+        compressed: None,
         waits: false,
         may_reclaim: true,
         may_limit: true,

@@ -42,9 +42,10 @@ fn vms(pilot: &PilotStatus) -> String {
     if pilot.vms.is_empty() {
         return "\nno VM is managed\n".into();
     }
-    let names =
-        ["NAME", "CLASS", "WEIGHT", "MIN", "MAX", "MEMORY", "RESIDENT", "WORKS WITH", "LIMIT"];
-    let lines: Vec<[String; 9]> =
+    let names = [
+        "NAME", "CLASS", "WEIGHT", "MIN", "MAX", "MEMORY", "RESIDENT", "WORKS WITH", "LIMIT", "COMPR",
+    ];
+    let lines: Vec<[String; 10]> =
         iter::once(names.map(String::from)).chain(pilot.vms.iter().map(vm)).collect();
     let alone = pilot.vms.iter().filter_map(|vm| {
         let why = if vm.hold { Some("held: ebb rule NAME --hold off ends that") } else { None };
@@ -54,7 +55,7 @@ fn vms(pilot: &PilotStatus) -> String {
     format!("\n{}{}", table(&lines), alone.collect::<String>())
 }
 
-fn vm(vm: &PilotVm) -> [String; 9] {
+fn vm(vm: &PilotVm) -> [String; 10] {
     let [memory, resident] =
         [vm.memory_bytes, vm.resident_bytes].map(|bytes| Bytes(bytes).to_string());
     [
@@ -67,6 +68,7 @@ fn vm(vm: &PilotVm) -> [String; 9] {
         resident,
         known(vm.working_bytes),
         limit_or_none(vm.limit_bytes),
+        limit_or_none(vm.compressed_most_bytes.filter(|bytes| *bytes > 0)),
     ]
 }
 
@@ -113,6 +115,7 @@ mod tests {
             resident_bytes: 1 << 30,
             working_bytes: None,
             limit_bytes: Some(3 << 29),
+            compressed_most_bytes: Some(512 << 20),
             left_alone: None,
         };
         let db = PilotVm {
@@ -146,9 +149,9 @@ mod tests {
   reserve       10 % of memory
   host          tight; host: available 3 GiB
 
-NAME  CLASS    WEIGHT  MIN   MAX    MEMORY  RESIDENT  WORKS WITH  LIMIT
-web   latency  100     none  2 GiB  4 GiB   1 GiB     unknown     1.5 GiB
-db    latency  100     none  2 GiB  4 GiB   1 GiB     unknown     1.5 GiB
+NAME  CLASS    WEIGHT  MIN   MAX    MEMORY  RESIDENT  WORKS WITH  LIMIT    COMPR
+web   latency  100     none  2 GiB  4 GiB   1 GiB     unknown     1.5 GiB  512 MiB
+db    latency  100     none  2 GiB  4 GiB   1 GiB     unknown     1.5 GiB  512 MiB
   db            its limit is left alone: ebb limit has set its limit: ebb limit db off ends that
 
 last decisions

@@ -132,6 +132,7 @@ impl Noted {
         let (action, bytes, from_bytes, to_bytes) = match self.decision.action {
             Action::Reclaim { bytes } => (PilotAction::Reclaim, Some(bytes), None, None),
             Action::Limit { from, to } => (PilotAction::Limit, None, from, to),
+            Action::Compress { from, to } => (PilotAction::Compress, None, Some(from), to),
         };
         let (number, why) = (self.number, self.decision.why.clone());
         let outcome = self.outcome.clone()?;
@@ -265,12 +266,16 @@ impl Keeper {
         }
     }
 
-    /// Lifts the limits that the pilot has set: it acts no more.
+    /// Takes back what the pilot has set: it acts no more.
     fn lift(&mut self) {
         for (name, listing) in self.daemon.listings() {
-            let Some(limit) = listing.pilot_limit() else { continue };
-            if !self.acts.is_busy(&name) && !self.acts.has_failed(&name) {
-                self.acts.begin(&self.daemon, Act::lift(self.daemon.pilot(), &name, limit));
+            if self.acts.is_busy(&name) || self.acts.has_failed(&name) {
+                continue;
+            }
+            let piloted = listing.piloted().map(|(_, piloted)| piloted);
+            let lift = |piloted| Act::lift(self.daemon.pilot(), &name, &piloted);
+            if let Some(act) = piloted.and_then(lift) {
+                self.acts.begin(&self.daemon, act);
             }
         }
     }

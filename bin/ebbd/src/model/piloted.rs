@@ -17,8 +17,20 @@ pub struct Piloted {
     pub working_bytes: Option<u64>,
     /// The limit that the pilot has given it; none: none.
     pub limit_bytes: Option<u64>,
+    /// Its compressed memory; none: it can have none.
+    #[serde(default)]
+    pub compressed: Option<PilotedCompressed>,
     /// Why the pilot cannot limit it; none: it can.
     pub left_alone: Option<String>,
+}
+
+/// What the pilot needs to know of a VM's compressed memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PilotedCompressed {
+    /// The most that compressed pages may take, beside what the limit says.
+    pub most_bytes: u64,
+    /// Whether the pilot has set it.
+    pub is_piloted: bool,
 }
 
 impl Piloted {
@@ -27,6 +39,8 @@ impl Piloted {
         let Piloted { taken_bytes, memory_bytes, floor_bytes, working_bytes, limit_bytes, .. } =
             *self;
         let sizes = [taken_bytes, memory_bytes, floor_bytes];
-        sizes.into_iter().chain(working_bytes).chain(limit_bytes).all(|bytes| bytes <= BYTES_MAX)
+        let compressed = self.compressed.map(|compressed| compressed.most_bytes);
+        let others = working_bytes.into_iter().chain(limit_bytes).chain(compressed);
+        sizes.into_iter().chain(others).all(|bytes| bytes <= BYTES_MAX)
     }
 }

@@ -19,6 +19,14 @@ pub enum Action {
         /// The limit from now on.
         to: Option<u64>,
     },
+    /// Change the most memory that its compressed pages may take. What is above it goes to the swap
+    /// file.
+    Compress {
+        /// The bytes until now.
+        from: u64,
+        /// The bytes from now on. `None`: as the daemon has it for all VMs.
+        to: Option<u64>,
+    },
 }
 
 /// A decision, with its reason.
@@ -45,6 +53,12 @@ impl fmt::Display for Action {
                 limit(f, from)?;
                 f.write_str(" -> ")?;
                 limit(f, to)
+            }
+            Action::Compress { from, to: Some(to) } => {
+                write!(f, "compressed memory {} -> {}", Bytes(from), Bytes(to))
+            }
+            Action::Compress { from, to: None } => {
+                write!(f, "compressed memory {} -> as ebbd --compressed", Bytes(from))
             }
         }
     }

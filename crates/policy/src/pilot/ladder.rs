@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | free | free memory of guests | all |
 //! | cold | what a VM does not work with | batch VMs first, then normal, then latency |
+//! | disk | compressed pages, which go to the swap file | as cold, while the host is short |
 //! | warm | what a VM works with | batch VMs, while the host's stage is critical |
 //! | probe | a little of what it seems to work with, while nobody has cold memory | as cold |
 //!
@@ -11,7 +12,8 @@
 //! is relieved, and its limit rests longer each time.
 //!
 //! Within a VM, its eviction takes first what costs least: pages that a disk holds, then clean
-//! ones, then those that must be compressed or written.
+//! ones, then those that must be compressed or written. While the host is tight, VMs that give get
+//! compressed memory, which is a part of what they take.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,7 +22,7 @@ use ebb_units::Bytes;
 
 use super::budget::Budget;
 use super::decision::{Action, Decision};
-use super::rule::{Class, WEIGHT_DEFAULT};
+use super::rule::{COMPRESSED_PART, Class, WEIGHT_DEFAULT};
 use super::sight::VmSight;
 use super::stage::Stage;
 use super::state::VmState;
@@ -53,6 +55,8 @@ pub(super) struct Round<'a> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rung {
     Cold,
+    /// What is compressed goes to the swap file.
+    Disk,
     Warm,
     Probe,
     /// A probe of a VM of which nothing is known yet.
@@ -114,7 +118,13 @@ impl<'a> Round<'a> {
     /// Takes from VMs what the host lacks.
     pub fn take(&mut self, vms: &[VmSight], states: &mut States) {
         self.reclaim(vms, states);
+        if self.stage == Stage::Tight {
+            self.widen(vms, states);
+        }
         LOWEST_FIRST.into_iter().for_each(|class| self.lower(vms, states, (Rung::Cold, class)));
+        if self.stage >= Stage::Short {
+            LOWEST_FIRST.into_iter().for_each(|class| self.lower(vms, states, (Rung::Disk, class)));
+        }
         if self.stage == Stage::Critical {
             self.lower(vms, states, (Rung::Warm, Class::Batch));
         }
@@ -164,6 +174,26 @@ impl<'a> Round<'a> {
         }
     }
 
+    /// Gives VMs compressed memory before they lose memory in use: what comes back from there comes
+    /// back sooner.
+    fn widen(&mut self, vms: &[VmSight], states: &mut States) {
+        if self.budget.lacks() == 0 {
+            return;
+        }
+        for vm in vms.iter().filter(|vm| vm.warm_bytes() >= vm.memory_bytes / STEP_PART) {
+            let state = states.get_mut(&vm.name).filter(|state| self.may_change(vm, state));
+            let (Some(state), Some(compressed)) = (state, vm.compressed) else { continue };
+            let to = vm.memory_bytes / COMPRESSED_PART;
+            if compressed.most_bytes < to && state.may_widen(self.now) {
+                let why = format!(
+                    "cold memory is compressed before it goes to the swap file; the host is {}: {}",
+                    self.stage, self.host
+                );
+                self.compress((vm, state), to, why);
+            }
+        }
+    }
+
     /// Lowers limits of VMs of a class by a part of what they have on the rung, until the host
     /// lacks nothing more. VMs of less weight give more.
     fn lower(&mut self, vms: &[VmSight], states: &mut States, (rung, class): (Rung, Class)) {
@@ -179,10 +209,9 @@ impl<'a> Round<'a> {
             bytes / u128::from(vm.rule.weight.max(1))
         };
         let all: u128 = giving.iter().map(part).sum();
-        let wanted = u128::from(if rung == Rung::Warm {
-            self.budget.lacks_warm()
-        } else {
-            self.budget.lacks()
+        let wanted = u128::from(match rung {
+            Rung::Disk | Rung::Warm => self.budget.lacks_warm(),
+            _ => self.budget.lacks(),
         });
         for (vm, most) in giving {
             let share = wanted.saturating_mul(part(&(vm, most))).checked_div(all).unwrap_or(0);
@@ -193,9 +222,13 @@ impl<'a> Round<'a> {
             }
             self.budget.take(bytes);
             self.has_lowered = true;
+            let why = self.why_lowered((vm, state), rung);
+            if rung == Rung::Disk {
+                self.compress((vm, state), vm.compressed_bytes().saturating_sub(bytes), why);
+                continue;
+            }
             state.lowered(self.now);
             let to = vm.has_bytes().saturating_sub(bytes).max(vm.least_bytes());
-            let why = self.why_lowered((vm, state), rung);
             self.limit((vm, state), Some(to), why);
         }
     }
@@ -207,6 +240,7 @@ impl<'a> Round<'a> {
             (Rung::Warm, _) => (u64::MAX, self.stage.rate_part()),
             (Rung::Probe, _) | (Rung::FirstProbe, None) => (u64::MAX, PROBE_PART),
             (Rung::Cold, None) | (Rung::FirstProbe, Some(_)) => (0, PROBE_PART),
+            (Rung::Disk, _) => (vm.compressed_bytes(), self.stage.rate_part()),
         };
         bytes.min(vm.warm_bytes()).min(vm.memory_bytes / part)
     }
@@ -218,6 +252,13 @@ impl<'a> Round<'a> {
             None => "what it works with is not known yet".to_owned(),
         };
         let which = match rung {
+            Rung::Disk => {
+                let compressed = Bytes(vm.compressed_bytes());
+                return format!(
+                    "{compressed} are compressed, and go to the swap file; the host is {}: {}",
+                    self.stage, self.host
+                );
+            }
             Rung::Cold => "cold memory",
             Rung::Warm => "memory of a batch VM",
             Rung::Probe | Rung::FirstProbe => "what it uses least",
@@ -251,6 +292,13 @@ impl<'a> Round<'a> {
             state.decided(self.now);
             self.decide(vm, Action::Limit { from: vm.limit_bytes, to }, why);
         }
+    }
+
+    fn compress(&mut self, (vm, state): Vm<'_>, to: u64, why: String) {
+        state.compressed(self.now);
+        state.decided(self.now);
+        let from = vm.compressed.map_or(0, |compressed| compressed.most_bytes);
+        self.decide(vm, Action::Compress { from, to: Some(to) }, why);
     }
 
     fn decide(&mut self, vm: &VmSight, action: Action, why: String) {

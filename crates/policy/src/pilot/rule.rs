@@ -5,6 +5,9 @@ use crate::pressure::Below;
 /// Weight of a VM for which none was given.
 pub const WEIGHT_DEFAULT: u32 = 100;
 
+/// Compressed pages may take this part of a VM's memory while the host is tight.
+pub const COMPRESSED_PART: u64 = 8;
+
 /// The host's settings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HostRule {

@@ -2,6 +2,15 @@
 
 use super::rule::VmRule;
 
+/// Compressed memory of a VM.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CompressedSight {
+    /// Memory that compressed pages take; a part of what is resident.
+    pub bytes: u64,
+    /// The most that they may take.
+    pub most_bytes: u64,
+}
+
 /// A VM at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VmSight {
@@ -23,6 +32,8 @@ pub struct VmSight {
     pub working_bytes: Option<u64>,
     /// Evicted memory that came back within seconds, in all.
     pub refaulted_bytes: u64,
+    /// Its compressed memory. `None`: it can have none.
+    pub compressed: Option<CompressedSight>,
     /// Whether its guest waits for room below the limit.
     pub waits: bool,
     /// Whether free memory can be reclaimed from it now.
@@ -48,9 +59,17 @@ impl VmSight {
         self.limit_bytes.unwrap_or(u64::MAX).min(self.resident_bytes)
     }
 
-    /// What it takes above its limit.
+    /// What it is to give yet: what it takes above its limit, or what compressed pages take above
+    /// theirs.
     pub(super) fn excess_bytes(&self) -> u64 {
-        self.limit_bytes.map_or(0, |limit| self.resident_bytes.saturating_sub(limit))
+        let resident = self.limit_bytes.map_or(0, |limit| self.resident_bytes.saturating_sub(limit));
+        let above = |it: CompressedSight| it.bytes.saturating_sub(it.most_bytes);
+        resident.max(self.compressed.map_or(0, above))
+    }
+
+    /// Memory that compressed pages take and may keep.
+    pub(super) fn compressed_bytes(&self) -> u64 {
+        self.compressed.map_or(0, |it| it.bytes.min(it.most_bytes))
     }
 
     /// Whether its limit may be lowered at all.

@@ -24,6 +24,8 @@ const RELIEF_PART: u64 = 50;
 const RELIEF_LEAST_BYTES: u64 = 16 << 20;
 /// A VM above its limit by more than this part of its memory has yet to give what was asked for.
 const EXCESS_PART: u64 = 64;
+/// Compressed memory does not grow for this long after its size was changed.
+const COMPRESSED_REST: Duration = Duration::from_secs(60);
 /// A guest's word on its free memory counts if this part of it could be reclaimed the last time.
 const CREDIT_PART: u64 = 4;
 
@@ -49,6 +51,8 @@ pub(super) struct VmState {
     /// When it was relieved last, and how long its limit rests.
     relieved: Option<Duration>,
     rest: Duration,
+    /// When the size of its compressed memory was changed last.
+    compressed: Option<Duration>,
     /// When free memory was to be reclaimed last, how much, and what was resident then.
     reclaimed: Option<(Duration, u64, u64)>,
 }
@@ -153,6 +157,16 @@ impl VmState {
     /// Notes that the limit was lowered.
     pub fn lowered(&mut self, now: Duration) {
         self.lowered = Some(now);
+    }
+
+    /// Notes that the size of its compressed memory was changed.
+    pub fn compressed(&mut self, now: Duration) {
+        self.compressed = Some(now);
+    }
+
+    /// Whether its compressed memory may grow.
+    pub fn may_widen(&self, now: Duration) -> bool {
+        self.compressed.is_none_or(|changed| now >= changed + COMPRESSED_REST)
     }
 
     /// Whether free memory is to be reclaimed again: `every` so often.

@@ -1,5 +1,6 @@
 //! The pilot on simulated hosts.
 
+mod compressed;
 mod simulated;
 mod stages;
 
@@ -30,6 +31,7 @@ fn vm(name: &str) -> VmSight {
         spare_bytes: 0,
         working_bytes: Some(1024 * MIB),
         refaulted_bytes: 0,
+        compressed: None,
         waits: false,
         may_reclaim: true,
         may_limit: true,
@@ -48,7 +50,7 @@ fn once(available_mib: u64, vms: &[VmSight]) -> Vec<Decision> {
 fn limits(decisions: &[Decision]) -> Vec<(&str, Option<u64>)> {
     let limit = |decision: &'_ Decision| match decision.action {
         Action::Limit { to, .. } => Some(to.map(|bytes| bytes / MIB)),
-        Action::Reclaim { .. } => None,
+        Action::Reclaim { .. } | Action::Compress { .. } => None,
     };
     decisions.iter().filter_map(|decision| Some((&*decision.vm, limit(decision)?))).collect()
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ebb_api::{MayTake, PilotSight, SeenBound, SeenVm, VmName, VmStatus};
-use ebb_policy::pilot::{VmRule, VmSight};
+use ebb_policy::pilot::{CompressedSight, VmRule, VmSight};
 use ebb_policy::pressure::HostMemory;
 
 use super::record::class_for_clients;
@@ -27,6 +27,10 @@ pub(super) fn of(name: &VmName, status: &VmStatus, piloted: &Piloted, rule: VmRu
         spare_bytes: spare,
         working_bytes: piloted.working_bytes,
         refaulted_bytes: status.limit.refaulted_total_bytes,
+        compressed: piloted.compressed.map(|compressed| CompressedSight {
+            bytes: status.limit.compressed_bytes,
+            most_bytes: compressed.most_bytes,
+        }),
         waits: status.limit.waits,
         // While its guest waits for room, QEMU may answer nobody.
         may_reclaim: may_take && !status.limit.waits,
@@ -64,6 +68,8 @@ fn seen_vm(vm: &VmSight) -> Option<SeenVm> {
         spare_bytes: vm.spare_bytes,
         working_bytes: vm.working_bytes,
         refaulted_bytes: vm.refaulted_bytes,
+        compressed_bytes: vm.compressed.map_or(0, |compressed| compressed.bytes),
+        compressed_most_bytes: vm.compressed.map(|compressed| compressed.most_bytes),
         waits: vm.waits,
         may_reclaim: vm.may_reclaim,
         may_limit: vm.may_limit,

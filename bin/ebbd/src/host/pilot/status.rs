@@ -165,6 +165,7 @@ fn vm(name: VmName, resident_bytes: u64, piloted: Piloted, settings: &Settings) 
         resident_bytes,
         working_bytes: piloted.working_bytes,
         limit_bytes: piloted.limit_bytes,
+        compressed_most_bytes: piloted.compressed.map(|compressed| compressed.most_bytes),
         left_alone: piloted.left_alone,
         name,
     }

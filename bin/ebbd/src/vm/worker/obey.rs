@@ -89,6 +89,11 @@ impl Worker {
                 self.publish();
                 drop(to.send(answer));
             }
+            Command::PilotCompressed(bytes, to) => {
+                let answer = self.set_pilot_compressed(bytes);
+                self.publish();
+                drop(to.send(answer));
+            }
             Command::HostPressure(notice, to) => drop(to.send(Ok(self.hear_of_host(notice)))),
             Command::Detach(to) => {
                 self.cx.mailbox.note_detaching(true);
@@ -140,6 +145,13 @@ impl Worker {
             self.apply_limit();
         }
         Ok(())
+    }
+
+    fn set_pilot_compressed(&mut self, bytes: Option<u64>) -> Answer<()> {
+        if bytes.is_some() {
+            self.look_at_devices();
+        }
+        by_pilot::compress(&mut self.cx, bytes)
     }
 
     fn set_share(&mut self, share: Option<Share>) -> Answer<()> {

@@ -15,6 +15,16 @@ struct Guest {
     resident: Resident,
     limit: Option<u64>,
     refaulted: u64,
+    compressed: Zone,
+}
+
+/// Compressed memory. Pages shrink to a half.
+#[derive(Clone, Copy, Debug, Default)]
+struct Zone {
+    taken: u64,
+    most: u64,
+    /// What went from there to the disk.
+    written: u64,
 }
 
 /// What is resident.
@@ -30,18 +40,39 @@ impl Guest {
     fn new(class: Class, memory: u64, working: u64, cold: u64) -> Guest {
         let rule = VmRule { class, ..VmRule::default() };
         let resident = Resident { working, cold, free: memory - working - cold };
-        Guest { rule, memory, working, resident, limit: None, refaulted: 0 }
+        Guest { rule, memory, working, resident, limit: None, refaulted: 0, compressed: Zone::default() }
     }
 
     fn resident(&self) -> u64 {
-        self.resident.working + self.resident.cold + self.resident.free
+        self.resident.working + self.resident.cold + self.resident.free + self.compressed.taken
     }
 
     /// A second of work.
     fn work(&mut self) {
-        self.refaulted += self.working.saturating_sub(self.resident.working);
+        let missed = self.working.saturating_sub(self.resident.working);
+        self.refaulted += missed;
         self.resident.working = self.working;
-        let mut over = self.resident().saturating_sub(self.limit.unwrap_or(u64::MAX));
+        let zone = &mut self.compressed;
+        zone.taken = zone.taken.saturating_sub(missed / 2);
+        zone.written += zone.taken.saturating_sub(zone.most);
+        zone.taken = zone.taken.min(zone.most);
+        let before = self.resident();
+        let mut over = before.saturating_sub(self.limit.unwrap_or(u64::MAX));
+        let Resident { working, cold, free } = &mut self.resident;
+        for part in [free, cold, working] {
+            let gone = over.min(*part);
+            (*part, over) = (*part - gone, over - gone);
+        }
+        self.compress(before - self.resident());
+    }
+
+    /// Compresses as much of what was evicted as there is room for, which takes the room of more.
+    fn compress(&mut self, evicted: u64) {
+        let floor = 48 + self.memory / 64;
+        let share = self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(floor) / 2);
+        let room = self.compressed.most.min(share).saturating_sub(self.compressed.taken);
+        let mut over = room.min(evicted / 2);
+        self.compressed.taken += over;
         let Resident { working, cold, free } = &mut self.resident;
         for part in [free, cold, working] {
             let gone = over.min(*part);
@@ -58,6 +89,10 @@ impl Guest {
                 assert_eq!(from, self.limit.map(|limit| limit * MIB));
                 self.limit = to.map(|bytes| bytes / MIB);
             }
+            Action::Compress { from, to } => {
+                assert_eq!(from, self.compressed.most * MIB);
+                self.compressed.most = to.expect("a size") / MIB;
+            }
         }
     }
 
@@ -72,6 +107,10 @@ impl Guest {
             spare_bytes: self.resident.free * MIB,
             working_bytes: self.limit.map(|_| self.working * MIB),
             refaulted_bytes: self.refaulted * MIB,
+            compressed: Some(CompressedSight {
+                bytes: self.compressed.taken * MIB,
+                most_bytes: self.compressed.most * MIB,
+            }),
             waits: false,
             may_reclaim: true,
             may_limit: true,
@@ -87,6 +126,8 @@ struct Host {
     seconds: u64,
     /// How often each VM's limit has turned from down to up or back, and its last direction.
     turns: Vec<(u32, Ordering)>,
+    /// The same of compressed memory.
+    compressed_turns: Vec<(u32, Ordering)>,
     /// What came back since this was last counted.
     refaulted: u64,
 }
@@ -94,7 +135,8 @@ struct Host {
 impl Host {
     fn new(memory: u64, guests: Vec<Guest>) -> Host {
         let turns = vec![(0, Ordering::Equal); guests.len()];
-        Host { memory, guests, pilot: Pilot::default(), seconds: 0, turns, refaulted: 0 }
+        let (pilot, compressed_turns) = (Pilot::default(), turns.clone());
+        Host { memory, guests, pilot, seconds: 0, turns, compressed_turns, refaulted: 0 }
     }
 
     fn rule(&self) -> HostRule {
@@ -137,19 +179,28 @@ impl Host {
                 // What is above the maximum goes step by step.
                 let most = sight.most_bytes().max(sight.has_bytes());
                 assert!(to >= sight.least_bytes() && to <= most, "{decision}");
-                let direction = to.cmp(&from.unwrap_or(sight.memory_bytes));
-                let (turns, before) = &mut self.turns[number];
-                *turns += u32::from(*before == direction.reverse());
-                *before = direction;
+                turn(&mut self.turns[number], to.cmp(&from.unwrap_or(sight.memory_bytes)));
+            }
+            if let Action::Compress { from, to } = decision.action {
+                let to = to.expect("a size");
+                assert!(to <= sight.memory_bytes, "{decision}");
+                turn(&mut self.compressed_turns[number], to.cmp(&from));
             }
             guest.obey(decision.action);
         }
     }
 
     fn count_anew(&mut self) {
-        self.turns.iter_mut().for_each(|(turns, _)| *turns = 0);
+        let all = self.turns.iter_mut().chain(&mut self.compressed_turns);
+        all.for_each(|(turns, _)| *turns = 0);
         self.refaulted = 0;
     }
+}
+
+/// Notes a change in that direction.
+fn turn((turns, before): &mut (u32, Ordering), direction: Ordering) {
+    *turns += u32::from(*before == direction.reverse());
+    *before = direction;
 }
 
 #[test]
@@ -232,6 +283,8 @@ proptest! {
         prop_assert!(host.refaulted <= 200 * tolerated, "{} MiB", host.refaulted);
         prop_assert!(host.available() >= host.memory / 20, "{} of {}", host.available(), host.memory);
         prop_assert!(host.turns.iter().all(|(turns, _)| *turns <= 2), "{:?}", host.turns);
+        let turns = &host.compressed_turns;
+        prop_assert!(turns.iter().all(|(turns, _)| *turns <= 2), "{turns:?}");
     }
 
     #[test]
@@ -244,5 +297,8 @@ proptest! {
         // While the host's stage is critical, a limit that is too low rests for 30 s, else for
         // minutes.
         prop_assert!(host.turns.iter().all(|(turns, _)| *turns <= 20), "{:?}", host.turns);
+        // It grows once a minute at most.
+        let turns = &host.compressed_turns;
+        prop_assert!(turns.iter().all(|(turns, _)| *turns <= 10), "{turns:?}");
     }
 }
