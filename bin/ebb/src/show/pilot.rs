@@ -30,8 +30,16 @@ pub fn pilot(pilot: &PilotStatus) -> String {
         true => row("attach", "VMs that run on the host and can be managed"),
         false => String::new(),
     };
+    let stall = pilot.stall_percent.map(|percent| match percent {
+        0 => row("stall", "waiting tasks do not count"),
+        percent => row("stall", format!("tasks may wait for {percent} % of the time")),
+    });
+    let swap = { pilot.swap_max_bytes }
+        .map(|bytes| row("swap", format!("files take {} at most", Bytes(bytes))));
     row("pilot", mode)
         + &row("reserve", reserve)
+        + &stall.unwrap_or_default()
+        + &swap.unwrap_or_default()
         + &attach
         + &host
         + &vms(pilot)
@@ -43,7 +51,16 @@ fn vms(pilot: &PilotStatus) -> String {
         return "\nno VM is managed\n".into();
     }
     let names = [
-        "NAME", "CLASS", "WEIGHT", "MIN", "MAX", "MEMORY", "RESIDENT", "WORKS WITH", "LIMIT", "COMPR",
+        "NAME",
+        "CLASS",
+        "WEIGHT",
+        "MIN",
+        "MAX",
+        "MEMORY",
+        "RESIDENT",
+        "WORKS WITH",
+        "LIMIT",
+        "COMPR",
     ];
     let lines: Vec<[String; 10]> =
         iter::once(names.map(String::from)).chain(pilot.vms.iter().map(vm)).collect();
@@ -136,6 +153,8 @@ mod tests {
             reserve_percent: Some(10),
             reserve_bytes: None,
             attach: false,
+            stall_percent: Some(20),
+            swap_max_bytes: Some(64 << 30),
             stage: Some(PilotStage::Tight),
             host: Some("host: available 3 GiB".into()),
             vms: vec![web, db],
@@ -147,6 +166,8 @@ mod tests {
     fn everything_is_shown() {
         let expected = "  pilot         on
   reserve       10 % of memory
+  stall         tasks may wait for 20 % of the time
+  swap          files take 64 GiB at most
   host          tight; host: available 3 GiB
 
 NAME  CLASS    WEIGHT  MIN   MAX    MEMORY  RESIDENT  WORKS WITH  LIMIT    COMPR

@@ -44,6 +44,8 @@ type Vm<'v> = (&'v VmSight, &'v mut VmState);
 pub(super) struct Round<'a> {
     now: Duration,
     host: &'a HostMemory,
+    /// Whether the swap files are full, so that nothing in use is taken.
+    is_full: bool,
     stage: Stage,
     budget: Budget,
     /// Whether a limit was lowered in this look.
@@ -74,8 +76,14 @@ const LOWEST_FIRST: [Class; 3] = [Class::Batch, Class::Normal, Class::Latency];
 const HIGHEST_FIRST: [Class; 3] = [Class::Latency, Class::Normal, Class::Batch];
 
 impl<'a> Round<'a> {
-    pub fn new(now: Duration, host: &'a HostMemory, stage: Stage, budget: Budget) -> Round<'a> {
-        Round { now, host, stage, budget, has_lowered: false, decisions: Vec::new() }
+    pub fn new(
+        now: Duration,
+        (host, is_full): (&'a HostMemory, bool),
+        stage: Stage,
+        budget: Budget,
+    ) -> Round<'a> {
+        let (has_lowered, decisions) = (false, Vec::new());
+        Round { now, host, is_full, stage, budget, has_lowered, decisions }
     }
 
     /// Raises the limits of VMs that miss memory, and bounds those that have more than they may.
@@ -92,7 +100,8 @@ impl<'a> Round<'a> {
     fn relieve(&mut self, (vm, state): Vm<'_>) {
         state.judged();
         let most = vm.most_bytes();
-        if most < vm.memory_bytes && vm.limit_bytes.is_none_or(|limit| limit > most) {
+        let is_above = vm.limit_bytes.is_none_or(|limit| limit > most);
+        if most < vm.memory_bytes && is_above && !self.is_full {
             let step = vm.memory_bytes / Stage::Short.rate_part();
             let to = most.max(vm.has_bytes().saturating_sub(step));
             return self.limit(
@@ -118,6 +127,9 @@ impl<'a> Round<'a> {
     /// Takes from VMs what the host lacks.
     pub fn take(&mut self, vms: &[VmSight], states: &mut States) {
         self.reclaim(vms, states);
+        if self.is_full {
+            return;
+        }
         if self.stage == Stage::Tight {
             self.widen(vms, states);
         }

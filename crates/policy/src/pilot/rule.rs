@@ -15,6 +15,8 @@ pub struct HostRule {
     pub reserve: Below,
     /// Thousandths of the time in which some task may wait for memory. `None`: waits do not count.
     pub stall_permille: Option<u32>,
+    /// The most that all swap files are to take. `None`: the pilot does not mind.
+    pub swap_max_bytes: Option<u64>,
 }
 
 /// How much a VM's speed matters.

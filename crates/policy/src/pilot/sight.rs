@@ -1,6 +1,34 @@
 //! A VM as the pilot sees it.
 
-use super::rule::VmRule;
+use super::rule::{HostRule, VmRule};
+use crate::pressure::HostMemory;
+
+/// The swap files may take this part of their quota less before they count as full no more.
+const ROOM_PART: u64 = 16;
+
+/// The host at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct HostSight<'a> {
+    /// Its memory.
+    pub memory: &'a HostMemory,
+    /// What all swap files take on their disk.
+    pub swap_bytes: u64,
+}
+
+impl<'a> From<&'a HostMemory> for HostSight<'a> {
+    /// A host whose swap files are empty.
+    fn from(memory: &'a HostMemory) -> HostSight<'a> {
+        HostSight { memory, swap_bytes: 0 }
+    }
+}
+
+impl HostSight<'_> {
+    /// Whether nothing more is to be written to the swap files. `was_full`: the same before.
+    pub(super) fn is_full(&self, rule: HostRule, was_full: bool) -> bool {
+        let room = |most: u64| if was_full { most / ROOM_PART } else { 0 };
+        rule.swap_max_bytes.is_some_and(|most| self.swap_bytes >= most - room(most))
+    }
+}
 
 /// Compressed memory of a VM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,7 +90,8 @@ impl VmSight {
     /// What it is to give yet: what it takes above its limit, or what compressed pages take above
     /// theirs.
     pub(super) fn excess_bytes(&self) -> u64 {
-        let resident = self.limit_bytes.map_or(0, |limit| self.resident_bytes.saturating_sub(limit));
+        let resident =
+            self.limit_bytes.map_or(0, |limit| self.resident_bytes.saturating_sub(limit));
         let above = |it: CompressedSight| it.bytes.saturating_sub(it.most_bytes);
         resident.max(self.compressed.map_or(0, above))
     }

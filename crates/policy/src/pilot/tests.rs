@@ -8,10 +8,11 @@ use std::slice::from_ref;
 use std::time::Duration;
 
 use super::*;
-use crate::pressure::{Below, Budget};
+use crate::pressure::{Below, Budget, HostMemory};
 
 const MIB: u64 = 1 << 20;
-const RULE: HostRule = HostRule { reserve: Below::Bytes(1024 * MIB), stall_permille: Some(150) };
+const RULE: HostRule =
+    HostRule { reserve: Below::Bytes(1024 * MIB), stall_permille: Some(150), swap_max_bytes: None };
 
 fn memory(available_mib: u64) -> HostMemory {
     let (name, total_bytes) = ("the host".to_owned(), 16384 * MIB);
@@ -208,6 +209,25 @@ fn a_guest_that_lies_about_free_memory_keeps_nobody_from_giving() {
     };
     assert_eq!(look(&mut pilot, 0), 0, "it is to give 3000 MiB");
     assert_eq!(look(&mut pilot, 3), 1, "nothing came, so the other one gives");
+}
+
+#[test]
+fn nothing_in_use_is_taken_while_the_swap_files_are_full() {
+    let (rule, host) = (HostRule { swap_max_bytes: Some(1600), ..RULE }, memory(400));
+    let mut pilot = Pilot::default();
+    let bounded = VmRule { max_bytes: Some(2000 * MIB), ..VmRule::default() };
+    let vms = [
+        VmSight { spare_bytes: 100 * MIB, ..vm("free") },
+        of_class("batch", Class::Batch),
+        VmSight { rule: bounded, ..vm("bounded") },
+    ];
+    let mut look = |seconds, swap_bytes| {
+        let host = HostSight { memory: &host, swap_bytes };
+        limits(&pilot.look(Duration::from_secs(seconds), rule, host, &vms)).len()
+    };
+    assert_eq!([look(0, 1600), look(5, 1501)], [0, 0], "until a sixteenth of the quota is free");
+    assert_eq!([look(10, 1499), look(15, 1599)], [2, 2], "one gives free memory");
+    assert_eq!(look(20, u64::MAX), 0);
 }
 
 #[test]

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use ebb_api::{MayTake, PilotSight, SeenBound, SeenVm, VmName, VmStatus};
-use ebb_policy::pilot::{CompressedSight, VmRule, VmSight};
-use ebb_policy::pressure::HostMemory;
+use ebb_policy::pilot::{CompressedSight, HostSight, VmRule, VmSight};
 
 use super::record::class_for_clients;
 use crate::model::figures::millis;
@@ -39,7 +38,7 @@ pub(super) fn of(name: &VmName, status: &VmStatus, piloted: &Piloted, rule: VmRu
 }
 
 /// What the pilot saw, for clients.
-pub(super) fn for_clients(now: Duration, host: &HostMemory, vms: &[VmSight]) -> PilotSight {
+pub(super) fn for_clients(now: Duration, host: HostSight<'_>, vms: &[VmSight]) -> PilotSight {
     let bound = |bound: &ebb_policy::pressure::Budget| SeenBound {
         name: bound.name.clone(),
         total_bytes: bound.total_bytes,
@@ -47,8 +46,9 @@ pub(super) fn for_clients(now: Duration, host: &HostMemory, vms: &[VmSight]) -> 
     };
     PilotSight {
         at_ms: millis(now),
-        bounds: host.bounds().map(bound).collect(),
-        stall_permille: host.stall_permille,
+        bounds: host.memory.bounds().map(bound).collect(),
+        stall_permille: host.memory.stall_permille,
+        swap_bytes: host.swap_bytes,
         vms: vms.iter().filter_map(seen_vm).collect(),
     }
 }

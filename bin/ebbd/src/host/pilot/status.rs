@@ -97,6 +97,8 @@ pub fn status(daemon: &Daemon) -> PilotStatus {
         reserve_percent: settings.percent(),
         reserve_bytes: settings.reserve_bytes,
         attach: settings.attach,
+        stall_percent: settings.stall_percent,
+        swap_max_bytes: settings.swap_max_bytes,
         stage: known.last.as_ref().map(|last| name_of(last.stage)),
         host: known.last.as_ref().map(|last| last.host.clone()),
         vms,

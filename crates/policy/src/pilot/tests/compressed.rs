@@ -43,10 +43,8 @@ fn a_host_that_has_enough_or_is_short_gives_no_compressed_memory() {
 #[test]
 fn a_short_host_writes_to_the_disk_what_is_compressed() {
     // All that has cold memory gives that first.
-    let busy = |name, taken| VmSight {
-        working_bytes: Some(3072 * MIB),
-        ..compressed(name, taken, 512)
-    };
+    let busy =
+        |name, taken| VmSight { working_bytes: Some(3072 * MIB), ..compressed(name, taken, 512) };
     let decisions = once(900, &[busy("web", 300), busy("none", 0)]);
     // A 25th of its memory in a second.
     assert_eq!(sizes(&decisions), [("web", 512, Some(300 - 163 - 1))], "{decisions:?}");

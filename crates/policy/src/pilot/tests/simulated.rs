@@ -40,7 +40,15 @@ impl Guest {
     fn new(class: Class, memory: u64, working: u64, cold: u64) -> Guest {
         let rule = VmRule { class, ..VmRule::default() };
         let resident = Resident { working, cold, free: memory - working - cold };
-        Guest { rule, memory, working, resident, limit: None, refaulted: 0, compressed: Zone::default() }
+        Guest {
+            rule,
+            memory,
+            working,
+            resident,
+            limit: None,
+            refaulted: 0,
+            compressed: Zone::default(),
+        }
     }
 
     fn resident(&self) -> u64 {
@@ -140,7 +148,11 @@ impl Host {
     }
 
     fn rule(&self) -> HostRule {
-        HostRule { reserve: Below::Bytes(self.memory / 20 * MIB), stall_permille: None }
+        HostRule {
+            reserve: Below::Bytes(self.memory / 20 * MIB),
+            stall_permille: None,
+            swap_max_bytes: None,
+        }
     }
 
     fn available(&self) -> u64 {
