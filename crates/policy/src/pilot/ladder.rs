@@ -6,6 +6,7 @@
 //! | cold | what a VM does not work with | batch VMs first, then normal, then latency |
 //! | disk | compressed pages, which go to the swap file | as cold, while the host is short |
 //! | warm | what a VM works with | batch VMs, while the host's stage is critical |
+//! | last | what a VM works with | normal VMs, then latency, while the host's stage is critical |
 //! | probe | a little of what it seems to work with, while nobody has cold memory | as cold |
 //!
 //! What a VM works with is known only roughly. A probe finds out: if the VM misses the memory, it
@@ -60,6 +61,8 @@ enum Rung {
     /// What is compressed goes to the swap file.
     Disk,
     Warm,
+    /// What VMs work with that are no batch VMs: the host needs it to live.
+    Last,
     Probe,
     /// A probe of a VM of which nothing is known yet.
     FirstProbe,
@@ -70,6 +73,16 @@ fn is_lower_and_warm(vm: &VmSight) -> bool {
     vm.rule.class < Class::Latency
         && vm.may_give()
         && vm.warm_bytes() > vm.memory_bytes / PROBE_PART
+}
+
+/// The VMs of a class, those first that have least for their weight: they are given memory first, so
+/// that the VMs of a class share what there is by their weights.
+fn poorest_first(vms: &[VmSight], class: Class) -> Vec<&VmSight> {
+    let mut of_class: Vec<&VmSight> = vms.iter().filter(|vm| vm.rule.class == class).collect();
+    let part =
+        |vm: &VmSight| (u128::from(vm.has_bytes()) << 32) / u128::from(vm.rule.weight.max(1));
+    of_class.sort_by_key(|vm| part(vm));
+    of_class
 }
 
 const LOWEST_FIRST: [Class; 3] = [Class::Batch, Class::Normal, Class::Latency];
@@ -89,7 +102,7 @@ impl<'a> Round<'a> {
     /// Raises the limits of VMs that miss memory, and bounds those that have more than they may.
     pub fn relieve_all(&mut self, vms: &[VmSight], states: &mut States) {
         for class in HIGHEST_FIRST {
-            for vm in vms.iter().filter(|vm| vm.rule.class == class && vm.may_give()) {
+            for vm in poorest_first(vms, class).into_iter().filter(|vm| vm.may_give()) {
                 if let Some(state) = states.get_mut(&vm.name) {
                     self.relieve((vm, state));
                 }
@@ -139,6 +152,9 @@ impl<'a> Round<'a> {
         }
         if self.stage == Stage::Critical {
             self.lower(vms, states, (Rung::Warm, Class::Batch));
+            // Nobody keeps the host from what it needs to live: by class and weight all have less.
+            self.lower(vms, states, (Rung::Last, Class::Normal));
+            self.lower(vms, states, (Rung::Last, Class::Latency));
         }
         // While there is memory that is known to be cold, only VMs of which nothing is known give.
         let rung = if self.has_lowered { Rung::FirstProbe } else { Rung::Probe };
@@ -153,7 +169,7 @@ impl<'a> Round<'a> {
         self.reclaim(vms, states);
         let mut left = self.budget.to_give();
         for class in HIGHEST_FIRST {
-            for vm in vms.iter().filter(|vm| vm.rule.class == class) {
+            for vm in poorest_first(vms, class) {
                 let state = states.get_mut(&vm.name).filter(|state| self.may_change(vm, state));
                 let (Some(limit), Some(state)) = (vm.limit_bytes, state) else { continue };
                 let bytes = (vm.memory_bytes / GIVE_PART).min(left);
@@ -223,6 +239,7 @@ impl<'a> Round<'a> {
         let all: u128 = giving.iter().map(part).sum();
         let wanted = u128::from(match rung {
             Rung::Disk | Rung::Warm => self.budget.lacks_warm(),
+            Rung::Last => self.budget.lacks_last(),
             _ => self.budget.lacks(),
         });
         for (vm, most) in giving {
@@ -249,7 +266,7 @@ impl<'a> Round<'a> {
     fn gives(&self, vm: &VmSight, state: &VmState, rung: Rung) -> u64 {
         let (bytes, part) = match (rung, state.working_bytes()) {
             (Rung::Cold, Some(working)) => (vm.cold_bytes(working), self.stage.rate_part()),
-            (Rung::Warm, _) => (u64::MAX, self.stage.rate_part()),
+            (Rung::Warm | Rung::Last, _) => (u64::MAX, self.stage.rate_part()),
             (Rung::Probe, _) | (Rung::FirstProbe, None) => (u64::MAX, PROBE_PART),
             (Rung::Cold, None) | (Rung::FirstProbe, Some(_)) => (0, PROBE_PART),
             (Rung::Disk, _) => (vm.compressed_bytes(), self.stage.rate_part()),
@@ -273,6 +290,7 @@ impl<'a> Round<'a> {
             }
             Rung::Cold => "cold memory",
             Rung::Warm => "memory of a batch VM",
+            Rung::Last => "its part of what the host needs to live",
             Rung::Probe | Rung::FirstProbe => "what it uses least",
         };
         format!("{which}: has {has}, {works}; the host is {}: {}", self.stage, self.host)
@@ -287,7 +305,7 @@ impl<'a> Round<'a> {
     /// host's stage is critical.
     fn may_lower(&self, vm: &VmSight, state: &VmState, rung: Rung) -> bool {
         let may_lower = match rung {
-            Rung::Warm => state.has_given(vm),
+            Rung::Warm | Rung::Last => state.has_given(vm),
             _ => state.may_lower(vm, self.now, self.stage == Stage::Critical),
         };
         may_lower && self.may_change(vm, state)

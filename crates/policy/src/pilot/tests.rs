@@ -114,6 +114,32 @@ fn only_batch_vms_lose_what_they_work_with_and_only_when_it_is_critical() {
 }
 
 #[test]
+fn a_critical_host_takes_from_those_who_miss_it_by_class_and_weight() {
+    let missing = |name, class, weight| VmSight {
+        rule: VmRule { class, weight, ..VmRule::default() },
+        limit_bytes: Some(3072 * MIB),
+        working_bytes: Some(3072 * MIB),
+        waits: true,
+        ..vm(name)
+    };
+    let normal = [missing("less", Class::Normal, 100), missing("more", Class::Normal, 300)];
+    let vms = [normal.to_vec(), vec![missing("latency", Class::Latency, 100)]].concat();
+    // 608 MiB are to be available.
+    let decisions = once(400, &vms);
+    assert_eq!(limits(&decisions), [("less", Some(3072 - 156)), ("more", Some(3072 - 52))]);
+    let why = &decisions[0].why;
+    assert!(why.starts_with("its part of what the host needs to live: has 3 GiB"), "{why}");
+    let with_batch = [vms, vec![missing("batch", Class::Batch, 100)]].concat();
+    // It gives enough for all.
+    let decisions = once(400, &with_batch);
+    let lowered: Vec<_> =
+        { limits(&decisions).into_iter() }.filter(|(_, limit)| *limit < Some(3072)).collect();
+    assert_eq!(lowered, [("batch", Some(3072 - 683))]);
+    let latency = [missing("latency", Class::Latency, 100)];
+    assert_eq!(limits(&once(400, &latency)), [("latency", Some(3072 - 208))]);
+}
+
+#[test]
 fn a_vm_of_less_weight_gives_more() {
     let of = |name, weight| VmSight { rule: VmRule { weight, ..VmRule::default() }, ..vm(name) };
     let mut pilot = Pilot::default();
@@ -258,6 +284,24 @@ fn limits_go_up_again_once_the_host_has_enough() {
     assert_eq!(limits(&decisions), [("latency", Some(2048 + 71))]);
     let near = VmSight { limit_bytes: Some(4090 * MIB), ..vm("near") };
     assert_eq!(limits(&once(8192, &[near])), [("near", None)], "its memory is all");
+}
+
+#[test]
+fn those_get_memory_first_that_have_least_for_their_weight() {
+    let limited = |name, weight, mib| VmSight {
+        rule: VmRule { weight, ..VmRule::default() },
+        limit_bytes: Some(mib * MIB),
+        resident_bytes: mib * MIB,
+        ..vm(name)
+    };
+    // 10.2, 10 and 20 MiB for each hundredth.
+    let vms = [limited("a", 100, 1020), limited("b", 200, 2000), limited("c", 100, 2000)];
+    assert_eq!(limits(&once(2432 + 8 * 140, &vms)), [("b", Some(2000 + 128))]);
+    let missing = vms.map(|vm| VmSight { waits: true, ..vm });
+    assert_eq!(
+        limits(&once(512 + 100, &missing)),
+        [("b", Some(2000 + 81)), ("a", Some(1020 + 18))]
+    );
 }
 
 #[test]

@@ -252,6 +252,26 @@ fn a_vm_that_needs_more_gets_it_from_batch_vms() {
 }
 
 #[test]
+fn vms_of_a_class_share_what_there_is_by_weight() {
+    let of = |weight| {
+        let mut guest = Guest::new(Class::Normal, 8000, 7000, 500);
+        guest.rule.weight = weight;
+        guest
+    };
+    let mut host = Host::new(9000, vec![of(100), of(300)]);
+    host.run(900);
+    let mut has = [0, 0];
+    for _ in 0..300 {
+        host.run(1);
+        let each = has.iter_mut().zip(&host.guests);
+        each.for_each(|(sum, guest)| *sum += guest.limit.unwrap_or(guest.memory) / 300);
+    }
+    let [light, heavy] = has;
+    assert!(heavy > light * 3 / 2, "{light} and {heavy} MiB");
+    assert!(light > 1000, "{light} and {heavy} MiB");
+}
+
+#[test]
 fn thousands_of_vms_are_looked_at() {
     let guests = (0..4000).map(|_| Guest::new(Class::Normal, 1000, 300, 500)).collect();
     let mut host = Host::new(3_500_000, guests);
