@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use ebb_api::{PilotSight, SeenVm, VmClass};
+use ebb_policy::need::MemoryFigures;
 use ebb_policy::pilot::{
     Class, CompressedSight, Decision, HostRule, HostSight, Pilot, Stage, VmRule, VmSight,
 };
@@ -126,6 +127,9 @@ fn vm(vm: SeenVm) -> VmSight {
         compressed: vm
             .compressed_most_bytes
             .map(|most_bytes| CompressedSight { bytes: vm.compressed_bytes, most_bytes }),
+        guest: { vm.guest_total_bytes }
+            .zip(vm.guest_available_bytes)
+            .map(|(total_bytes, available_bytes)| MemoryFigures { total_bytes, available_bytes }),
         waits: vm.waits,
         may_reclaim: vm.may_reclaim,
         may_limit: vm.may_limit,
@@ -163,6 +167,8 @@ mod tests {
             refaulted_bytes: 0,
             compressed_bytes: 0,
             compressed_most_bytes: None,
+            guest_total_bytes: None,
+            guest_available_bytes: None,
             waits: false,
             may_reclaim: true,
             may_limit: true,
@@ -232,6 +238,7 @@ mod tests {
             (vm.min_bytes, vm.max_bytes, vm.working_bytes) =
                 (Some(u64::MAX), Some(0), Some(u64::MAX));
             (vm.compressed_bytes, vm.compressed_most_bytes) = (u64::MAX, Some(u64::MAX));
+            (vm.guest_total_bytes, vm.guest_available_bytes) = (Some(u64::MAX), Some(0));
         }
         let mut short = hostile.clone();
         (short.bounds[0].total_bytes, short.bounds[0].available_bytes) = (u64::MAX, 0);

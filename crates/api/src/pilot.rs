@@ -239,6 +239,12 @@ pub struct SeenVm {
     /// The most that they may take; null: it can have none.
     #[serde(default)]
     pub compressed_most_bytes: Option<u64>,
+    /// What its guest's kernel manages, by its own word; null: it said nothing lately.
+    #[serde(default)]
+    pub guest_total_bytes: Option<u64>,
+    /// What its guest could use without running out of memory, by its own word; null: as above.
+    #[serde(default)]
+    pub guest_available_bytes: Option<u64>,
     /// Whether its guest waits for room below the limit.
     pub waits: bool,
     /// Whether free memory can be reclaimed from it now.

@@ -27,6 +27,7 @@ pub fn run(data: &[u8]) {
         working_bytes: None,
         refaulted_bytes: 0,
         compressed: None,
+        guest: None,
         waits: false,
         may_reclaim: true,
         may_limit: true,

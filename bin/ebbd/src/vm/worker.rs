@@ -219,6 +219,7 @@ impl Worker {
         }
         self.keep_shared_size();
         self.with_size(|size| size.keep());
+        self.resize.keep_figures(&mut self.cx);
         self.keep_limit(open);
         self.limit.write_back_unlimited(&mut self.cx);
         self.keep_heat();

@@ -123,15 +123,21 @@ impl<'a> Round<'a> {
                 format!("it may have {} at most", Bytes(most)),
             );
         }
-        let Some(limit) = vm.limit_bytes.filter(|_| state.misses_memory(vm)) else { return };
+        let is_short = state.misses_memory(vm) || state.may_ease(vm, self.now);
+        let Some(limit) = vm.limit_bytes.filter(|_| is_short) else { return };
         let wanted = state.relief_bytes(vm).min(most.saturating_sub(limit));
         let bytes = self.budget.relieve(vm, wanted);
         if bytes < vm.memory_bytes / STEP_PART {
             return;
         }
-        let why = match state.missed_bytes() {
-            0 => "its guest waits for room".to_owned(),
-            bytes => format!("{} of evicted memory came back within seconds", Bytes(bytes)),
+        let why = match (state.missed_bytes(), vm.pressed()) {
+            (0, Some(guest)) if !vm.waits => format!(
+                "its guest is short of memory: {} of {} available",
+                Bytes(guest.available_bytes),
+                Bytes(guest.total_bytes)
+            ),
+            (0, _) => "its guest waits for room".to_owned(),
+            (bytes, _) => format!("{} of evicted memory came back within seconds", Bytes(bytes)),
         };
         state.relieved(self.now);
         self.raise((vm, state), limit.saturating_add(bytes), why);

@@ -1,6 +1,7 @@
 //! A VM as the pilot sees it.
 
 use super::rule::{HostRule, VmRule};
+use crate::need::MemoryFigures;
 use crate::pressure::HostMemory;
 
 /// The swap files may take this part of their quota less before they count as full no more.
@@ -62,6 +63,8 @@ pub struct VmSight {
     pub refaulted_bytes: u64,
     /// Its compressed memory. `None`: it can have none.
     pub compressed: Option<CompressedSight>,
+    /// What its guest says of its own memory. `None`: nothing lately.
+    pub guest: Option<MemoryFigures>,
     /// Whether its guest waits for room below the limit.
     pub waits: bool,
     /// Whether free memory can be reclaimed from it now.
@@ -94,6 +97,11 @@ impl VmSight {
             self.limit_bytes.map_or(0, |limit| self.resident_bytes.saturating_sub(limit));
         let above = |it: CompressedSight| it.bytes.saturating_sub(it.most_bytes);
         resident.max(self.compressed.map_or(0, above))
+    }
+
+    /// What its guest says, if it is about to run out of memory.
+    pub(super) fn pressed(&self) -> Option<MemoryFigures> {
+        self.guest.filter(MemoryFigures::is_pressed)
     }
 
     /// Memory that compressed pages take and may keep.

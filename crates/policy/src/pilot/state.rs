@@ -110,6 +110,14 @@ impl VmState {
         vm.limit_bytes.is_some() && (vm.waits || self.missed.0 > most.saturating_mul(seconds))
     }
 
+    /// Whether the limit is raised because the guest is about to run out of memory by its own word:
+    /// it needs what is above the limit, and was not relieved just now.
+    pub fn may_ease(&self, vm: &VmSight, now: Duration) -> bool {
+        let least = vm.limit_bytes.unwrap_or(0).saturating_sub(vm.memory_bytes / EXCESS_PART);
+        let is_due = self.relieved.is_none_or(|relieved| now >= relieved + REST_LEAST);
+        vm.pressed().is_some() && vm.resident_bytes >= least && is_due
+    }
+
     /// By how much the limit of a VM is raised that misses memory.
     pub fn relief_bytes(&self, vm: &VmSight) -> u64 {
         let least = (vm.memory_bytes / RELIEF_PART).max(RELIEF_LEAST_BYTES);
@@ -136,7 +144,9 @@ impl VmState {
     pub fn may_lower(&self, vm: &VmSight, now: Duration, is_critical: bool) -> bool {
         let rest = if is_critical { self.rest.min(REST_CRITICAL) } else { self.rest };
         let rests = self.relieved.is_some_and(|relieved| now < relieved + rest);
-        !rests && !self.misses_memory(vm) && self.has_given(vm)
+        // A guest's own word does not keep a host from what it needs most.
+        let is_pressed = vm.pressed().is_some() && !is_critical;
+        !rests && !is_pressed && !self.misses_memory(vm) && self.has_given(vm)
     }
 
     /// Whether it is as far down as its limit asks, or nearly.

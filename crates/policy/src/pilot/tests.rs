@@ -8,6 +8,7 @@ use std::slice::from_ref;
 use std::time::Duration;
 
 use super::*;
+use crate::need::MemoryFigures;
 use crate::pressure::{Below, Budget, HostMemory};
 
 const MIB: u64 = 1 << 20;
@@ -33,6 +34,7 @@ fn vm(name: &str) -> VmSight {
         working_bytes: Some(1024 * MIB),
         refaulted_bytes: 0,
         compressed: None,
+        guest: None,
         waits: false,
         may_reclaim: true,
         may_limit: true,
@@ -187,6 +189,36 @@ fn a_vm_that_misses_its_memory_is_relieved_at_once() {
     };
     assert_eq!(later(&mut pilot, 5), []);
     assert_eq!(limits(&later(&mut pilot, 6)).len(), 1, "it has cold memory");
+}
+
+#[test]
+fn a_guest_that_is_short_of_memory_by_its_own_word_is_relieved() {
+    let guest = |available_mib| {
+        Some(MemoryFigures { total_bytes: 4096 * MIB, available_bytes: available_mib * MIB })
+    };
+    let limited = |available_mib| VmSight {
+        limit_bytes: Some(2048 * MIB),
+        resident_bytes: 2040 * MIB,
+        guest: guest(available_mib),
+        ..vm("web")
+    };
+    let mut pilot = Pilot::default();
+    let mut look = |seconds, available_mib, vm: &VmSight| {
+        pilot.look(Duration::from_secs(seconds), RULE, &memory(available_mib), from_ref(vm))
+    };
+    // Half of a sixteenth is the border.
+    let decisions = look(0, 2000, &limited(127));
+    assert_eq!(limits(&decisions), [("web", Some(2048 + 81))]);
+    let why = &decisions[0].why;
+    assert_eq!(why, "its guest is short of memory: 127 MiB of 4 GiB available");
+    // It is neither relieved again at once, nor does it give, unless the host is critical.
+    assert_eq!(look(4, 2000, &limited(127)), []);
+    assert_eq!(limits(&look(5, 2000, &limited(127))), [("web", Some(2048 + 81))]);
+    assert_eq!(limits(&look(6, 400, &limited(127))), [("web", Some(2040 - 208))]);
+    assert_eq!(limits(&once(2000, &[limited(128)])), [("web", Some(2040 - 41))]);
+    // A limit that leaves room is not what the guest lacks.
+    let roomy = VmSight { resident_bytes: 1500 * MIB, ..limited(0) };
+    assert_eq!(once(2000, &[roomy]), []);
 }
 
 #[test]

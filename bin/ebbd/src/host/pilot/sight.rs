@@ -2,12 +2,16 @@
 
 use std::time::Duration;
 
-use ebb_api::{MayTake, PilotSight, SeenBound, SeenVm, VmName, VmStatus};
+use ebb_api::{BalloonStatus, MayTake, PilotSight, SeenBound, SeenVm, VmName, VmStatus};
+use ebb_policy::need::MemoryFigures;
 use ebb_policy::pilot::{CompressedSight, HostSight, VmRule, VmSight};
 
 use super::record::class_for_clients;
 use crate::model::figures::millis;
 use crate::model::piloted::Piloted;
+
+/// Figures of a guest count for so many seconds.
+const GUEST_AGE_S: u64 = 5;
 
 /// The VM of these figures.
 pub(super) fn of(name: &VmName, status: &VmStatus, piloted: &Piloted, rule: VmRule) -> VmSight {
@@ -26,6 +30,7 @@ pub(super) fn of(name: &VmName, status: &VmStatus, piloted: &Piloted, rule: VmRu
         spare_bytes: spare,
         working_bytes: piloted.working_bytes,
         refaulted_bytes: status.limit.refaulted_total_bytes,
+        guest: status.balloon.as_ref().and_then(guest),
         compressed: piloted.compressed.map(|compressed| CompressedSight {
             bytes: status.limit.compressed_bytes,
             most_bytes: compressed.most_bytes,
@@ -35,6 +40,13 @@ pub(super) fn of(name: &VmName, status: &VmStatus, piloted: &Piloted, rule: VmRu
         may_reclaim: may_take && !status.limit.waits,
         may_limit: piloted.left_alone.is_none(),
     }
+}
+
+/// What a guest says of its memory; none: it is too old to say how it is now.
+fn guest(balloon: &BalloonStatus) -> Option<MemoryFigures> {
+    let figures = balloon.figures.filter(|figures| figures.age_s <= GUEST_AGE_S)?;
+    let (total_bytes, available_bytes) = (figures.total_bytes?, figures.available_bytes?);
+    Some(MemoryFigures { total_bytes, available_bytes })
 }
 
 /// What the pilot saw, for clients.
@@ -70,6 +82,8 @@ fn seen_vm(vm: &VmSight) -> Option<SeenVm> {
         refaulted_bytes: vm.refaulted_bytes,
         compressed_bytes: vm.compressed.map_or(0, |compressed| compressed.bytes),
         compressed_most_bytes: vm.compressed.map(|compressed| compressed.most_bytes),
+        guest_total_bytes: vm.guest.map(|guest| guest.total_bytes),
+        guest_available_bytes: vm.guest.map(|guest| guest.available_bytes),
         waits: vm.waits,
         may_reclaim: vm.may_reclaim,
         may_limit: vm.may_limit,

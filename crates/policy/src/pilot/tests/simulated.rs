@@ -16,6 +16,8 @@ struct Guest {
     limit: Option<u64>,
     refaulted: u64,
     compressed: Zone,
+    /// Whether it tells what it needs.
+    tells: bool,
 }
 
 /// Compressed memory. Pages shrink to a half.
@@ -40,15 +42,8 @@ impl Guest {
     fn new(class: Class, memory: u64, working: u64, cold: u64) -> Guest {
         let rule = VmRule { class, ..VmRule::default() };
         let resident = Resident { working, cold, free: memory - working - cold };
-        Guest {
-            rule,
-            memory,
-            working,
-            resident,
-            limit: None,
-            refaulted: 0,
-            compressed: Zone::default(),
-        }
+        let (limit, compressed) = (None, Zone::default());
+        Guest { rule, memory, working, resident, limit, refaulted: 0, compressed, tells: false }
     }
 
     fn resident(&self) -> u64 {
@@ -115,6 +110,10 @@ impl Guest {
             spare_bytes: self.resident.free * MIB,
             working_bytes: self.limit.map(|_| self.working * MIB),
             refaulted_bytes: self.refaulted * MIB,
+            guest: self.tells.then(|| MemoryFigures {
+                total_bytes: self.memory * MIB,
+                available_bytes: (self.memory - self.working) * MIB,
+            }),
             compressed: Some(CompressedSight {
                 bytes: self.compressed.taken * MIB,
                 most_bytes: self.compressed.most * MIB,
@@ -282,12 +281,13 @@ fn thousands_of_vms_are_looked_at() {
 
 fn guests() -> impl Strategy<Value = Vec<Guest>> {
     let class = prop_oneof![Just(Class::Latency), Just(Class::Normal), Just(Class::Batch)];
-    let guest = (class, 512u64..8192, 0u64..=100, 0u64..=100, any::<bool>(), 1u32..1000);
-    let guest = guest.prop_map(|(class, memory, working, cold, bounded, weight)| {
+    let flags = (any::<bool>(), any::<bool>());
+    let guest = (class, 512u64..8192, 0u64..=100, 0u64..=100, flags, 1u32..1000);
+    let guest = guest.prop_map(|(class, memory, working, cold, (bounded, tells), weight)| {
         let working = (memory - 200) * working / 100;
         let cold = (memory - working) * cold / 100;
         let mut guest = Guest::new(class, memory, working, cold);
-        guest.rule.weight = weight;
+        (guest.rule.weight, guest.tells) = (weight, tells);
         guest.rule.min_bytes = bounded.then_some(memory / 3 * MIB);
         guest.rule.max_bytes = bounded.then_some((memory - memory / 10).max(working) * MIB);
         guest
