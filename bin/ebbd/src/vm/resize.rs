@@ -2,6 +2,7 @@
 
 mod balloon;
 mod blocked;
+mod by_pilot;
 mod parts;
 mod progress;
 mod report;

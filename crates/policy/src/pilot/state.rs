@@ -26,6 +26,8 @@ const RELIEF_LEAST_BYTES: u64 = 16 << 20;
 const EXCESS_PART: u64 = 64;
 /// Compressed memory does not grow for this long after its size was changed.
 const COMPRESSED_REST: Duration = Duration::from_secs(60);
+/// A guest that got plugged memory back unplugs none for this long.
+const PLUGGED_REST: Duration = Duration::from_secs(300);
 /// A guest's word on its free memory counts if this part of it could be reclaimed the last time.
 const CREDIT_PART: u64 = 4;
 
@@ -51,6 +53,8 @@ pub(super) struct VmState {
     /// When it was relieved last, and how long its limit rests.
     relieved: Option<Duration>,
     rest: Duration,
+    /// When its guest got plugged memory back last.
+    plugged: Option<Duration>,
     /// When the size of its compressed memory was changed last.
     compressed: Option<Duration>,
     /// When free memory was to be reclaimed last, how much, and what was resident then.
@@ -167,6 +171,16 @@ impl VmState {
     /// Notes that the limit was lowered.
     pub fn lowered(&mut self, now: Duration) {
         self.lowered = Some(now);
+    }
+
+    /// Notes that its guest gets plugged memory back.
+    pub fn plugged(&mut self, now: Duration) {
+        self.plugged = Some(now);
+    }
+
+    /// Whether its guest may be asked to unplug memory.
+    pub fn may_unplug(&self, now: Duration) -> bool {
+        self.plugged.is_none_or(|plugged| now >= plugged + PLUGGED_REST)
     }
 
     /// Notes that the size of its compressed memory was changed.

@@ -18,6 +18,7 @@ struct Guest {
     compressed: Zone,
     /// Whether it tells what it needs.
     tells: bool,
+    unplugged: u64,
 }
 
 /// Compressed memory. Pages shrink to a half.
@@ -43,7 +44,8 @@ impl Guest {
         let rule = VmRule { class, ..VmRule::default() };
         let resident = Resident { working, cold, free: memory - working - cold };
         let (limit, compressed) = (None, Zone::default());
-        Guest { rule, memory, working, resident, limit, refaulted: 0, compressed, tells: false }
+        let (tells, unplugged) = (false, 0);
+        Guest { rule, memory, working, resident, limit, refaulted: 0, compressed, tells, unplugged }
     }
 
     fn resident(&self) -> u64 {
@@ -92,6 +94,17 @@ impl Guest {
                 assert_eq!(from, self.limit.map(|limit| limit * MIB));
                 self.limit = to.map(|bytes| bytes / MIB);
             }
+            Action::Resize { from, to } => {
+                assert_eq!(from, (self.memory - self.unplugged) * MIB);
+                self.unplugged = self.memory - to / MIB;
+                assert!(self.working <= to / MIB, "{} of {to}", self.working);
+                let all = self.resident.working + self.resident.cold + self.resident.free;
+                let mut over = all.saturating_sub(to / MIB);
+                for part in [&mut self.resident.free, &mut self.resident.cold] {
+                    let gone = over.min(*part);
+                    (*part, over) = (*part - gone, over - gone);
+                }
+            }
             Action::Compress { from, to } => {
                 assert_eq!(from, self.compressed.most * MIB);
                 self.compressed.most = to.expect("a size") / MIB;
@@ -103,7 +116,7 @@ impl Guest {
         VmSight {
             name,
             rule: self.rule,
-            memory_bytes: self.memory * MIB,
+            memory_bytes: (self.memory - self.unplugged) * MIB,
             resident_bytes: self.resident() * MIB,
             floor_bytes: (48 + self.memory / 64) * MIB,
             limit_bytes: self.limit.map(|limit| limit * MIB),
@@ -111,8 +124,15 @@ impl Guest {
             working_bytes: self.limit.map(|_| self.working * MIB),
             refaulted_bytes: self.refaulted * MIB,
             guest: self.tells.then(|| MemoryFigures {
-                total_bytes: self.memory * MIB,
-                available_bytes: (self.memory - self.working) * MIB,
+                total_bytes: (self.memory - self.unplugged) * MIB,
+                available_bytes: (self.memory - self.unplugged - self.working) * MIB,
+            }),
+            size: self.tells.then(|| SizeSight {
+                bytes: (self.memory - self.unplugged) * MIB,
+                target_bytes: (self.memory - self.unplugged) * MIB,
+                full_bytes: self.memory * MIB,
+                base_bytes: self.memory / 2 * MIB,
+                block_bytes: MIB,
             }),
             compressed: Some(CompressedSight {
                 bytes: self.compressed.taken * MIB,
@@ -135,6 +155,8 @@ struct Host {
     turns: Vec<(u32, Ordering)>,
     /// The same of compressed memory.
     compressed_turns: Vec<(u32, Ordering)>,
+    /// The same of sizes.
+    size_turns: Vec<(u32, Ordering)>,
     /// What came back since this was last counted.
     refaulted: u64,
 }
@@ -142,8 +164,9 @@ struct Host {
 impl Host {
     fn new(memory: u64, guests: Vec<Guest>) -> Host {
         let turns = vec![(0, Ordering::Equal); guests.len()];
-        let (pilot, compressed_turns) = (Pilot::default(), turns.clone());
-        Host { memory, guests, pilot, seconds: 0, turns, compressed_turns, refaulted: 0 }
+        let (compressed_turns, size_turns) = (turns.clone(), turns.clone());
+        let (pilot, seconds, refaulted) = (Pilot::default(), 0, 0);
+        Host { memory, guests, pilot, seconds, turns, compressed_turns, size_turns, refaulted }
     }
 
     fn rule(&self) -> HostRule {
@@ -197,12 +220,19 @@ impl Host {
                 assert!(to <= sight.memory_bytes, "{decision}");
                 turn(&mut self.compressed_turns[number], to.cmp(&from));
             }
+            if let Action::Resize { from, to } = decision.action {
+                let least = sight.least_bytes().max(guest.memory / 2 * MIB);
+                assert!(to >= least.min(guest.memory * MIB), "{decision}");
+                assert!(to <= guest.memory * MIB, "{decision}");
+                turn(&mut self.size_turns[number], to.cmp(&from));
+            }
             guest.obey(decision.action);
         }
     }
 
     fn count_anew(&mut self) {
         let all = self.turns.iter_mut().chain(&mut self.compressed_turns);
+        let all = all.chain(&mut self.size_turns);
         all.for_each(|(turns, _)| *turns = 0);
         self.refaulted = 0;
     }
@@ -315,7 +345,7 @@ proptest! {
         prop_assert!(host.refaulted <= 200 * tolerated, "{} MiB", host.refaulted);
         prop_assert!(host.available() >= host.memory / 20, "{} of {}", host.available(), host.memory);
         prop_assert!(host.turns.iter().all(|(turns, _)| *turns <= 2), "{:?}", host.turns);
-        let turns = &host.compressed_turns;
+        let turns = [&host.compressed_turns[..], &host.size_turns].concat();
         prop_assert!(turns.iter().all(|(turns, _)| *turns <= 2), "{turns:?}");
     }
 
@@ -329,8 +359,8 @@ proptest! {
         // While the host's stage is critical, a limit that is too low rests for 30 s, else for
         // minutes.
         prop_assert!(host.turns.iter().all(|(turns, _)| *turns <= 20), "{:?}", host.turns);
-        // It grows once a minute at most.
-        let turns = &host.compressed_turns;
+        // Compressed memory grows once a minute at most, and plugged memory rests for longer.
+        let turns = [&host.compressed_turns[..], &host.size_turns].concat();
         prop_assert!(turns.iter().all(|(turns, _)| *turns <= 10), "{turns:?}");
     }
 }
