@@ -28,6 +28,9 @@ const EXCESS_PART: u64 = 64;
 const COMPRESSED_REST: Duration = Duration::from_secs(60);
 /// A guest that got plugged memory back unplugs none for this long.
 const PLUGGED_REST: Duration = Duration::from_secs(300);
+/// A limit is in a VM's way if the VM takes no less than this part of its memory below it: eviction
+/// goes down to a mark below the limit.
+const NEAR_PART: u64 = 16;
 /// A guest's word on its free memory counts if this part of it could be reclaimed the last time.
 const CREDIT_PART: u64 = 4;
 
@@ -117,7 +120,7 @@ impl VmState {
     /// Whether the limit is raised because the guest is about to run out of memory by its own word:
     /// it needs what is above the limit, and was not relieved just now.
     pub fn may_ease(&self, vm: &VmSight, now: Duration) -> bool {
-        let least = vm.limit_bytes.unwrap_or(0).saturating_sub(vm.memory_bytes / EXCESS_PART);
+        let least = vm.limit_bytes.unwrap_or(0).saturating_sub(vm.memory_bytes / NEAR_PART);
         let is_due = self.relieved.is_none_or(|relieved| now >= relieved + REST_LEAST);
         vm.pressed().is_some() && vm.resident_bytes >= least && is_due
     }
