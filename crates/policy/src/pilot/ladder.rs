@@ -320,7 +320,9 @@ impl<'a> Round<'a> {
     /// host's stage is critical.
     fn may_lower(&self, vm: &VmSight, state: &VmState, rung: Rung) -> bool {
         let may_lower = match rung {
-            Rung::Warm | Rung::Last => state.has_given(vm),
+            Rung::Warm => state.has_given(vm),
+            // It may miss memory.
+            Rung::Last => state.has_given(vm) && !state.rests(self.now, true),
             _ => state.may_lower(vm, self.now, self.stage == Stage::Critical),
         };
         may_lower && self.may_change(vm, state)

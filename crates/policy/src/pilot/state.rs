@@ -147,10 +147,15 @@ impl VmState {
         self.relieved = Some(now);
     }
 
+    /// Whether the limit rests because it was raised for the VM.
+    pub fn rests(&self, now: Duration, is_critical: bool) -> bool {
+        let rest = if is_critical { self.rest.min(REST_CRITICAL) } else { self.rest };
+        self.relieved.is_some_and(|relieved| now < relieved + rest)
+    }
+
     /// Whether the limit may be lowered: it does not rest, and nothing is missed or yet to come.
     pub fn may_lower(&self, vm: &VmSight, now: Duration, is_critical: bool) -> bool {
-        let rest = if is_critical { self.rest.min(REST_CRITICAL) } else { self.rest };
-        let rests = self.relieved.is_some_and(|relieved| now < relieved + rest);
+        let rests = self.rests(now, is_critical);
         // A guest's own word does not keep a host from what it needs most.
         let is_pressed = vm.pressed().is_some() && !is_critical;
         !rests && !is_pressed && !self.misses_memory(vm) && self.has_given(vm)

@@ -216,7 +216,8 @@ fn a_guest_that_is_short_of_memory_by_its_own_word_is_relieved() {
     // It is neither relieved again at once, nor does it give, unless the host is critical.
     assert_eq!(look(4, 2000, &limited(127)), []);
     assert_eq!(limits(&look(5, 2000, &limited(127))), [("web", Some(2048 + 81))]);
-    assert_eq!(limits(&look(6, 400, &limited(127))), [("web", Some(2040 - 208))]);
+    assert_eq!(look(6, 400, &limited(127)), [], "the limit rests");
+    assert_eq!(limits(&look(10, 400, &limited(127))), [("web", Some(2040 - 683))]);
     assert_eq!(limits(&once(2000, &[limited(128)])), [("web", Some(2040 - 41))]);
     // A limit that leaves room is not what the guest lacks.
     let roomy = VmSight { resident_bytes: 1500 * MIB, ..limited(0) };

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use ebb_api::{DetachReport, LimitRequest, LimitStatus, ResizeReport, ResizeRequest};
 use ebb_pager::OpenGate;
+use tokio::sync::oneshot;
 
 use super::{Next, Outcome, Worker, detach, status};
 use crate::model::api_error::{Answer, ApiError, not_allowed};
@@ -74,8 +75,7 @@ impl Worker {
             Command::Heat(to) => drop(to.send(Ok(self.tiering.report()))),
             Command::Share(share, to) => {
                 let answer = self.set_share(share);
-                self.publish();
-                drop(to.send(answer));
+                self.publish_and_answer(answer, to);
             }
             Command::Allow(limit_bytes, to) => {
                 if share::allow(&mut self.cx, limit_bytes) {
@@ -86,18 +86,15 @@ impl Worker {
             }
             Command::PilotLimit(limit_bytes, to) => {
                 let answer = self.set_pilot_limit(limit_bytes);
-                self.publish();
-                drop(to.send(answer));
+                self.publish_and_answer(answer, to);
             }
             Command::PilotCompressed(bytes, to) => {
                 let answer = self.set_pilot_compressed(bytes);
-                self.publish();
-                drop(to.send(answer));
+                self.publish_and_answer(answer, to);
             }
             Command::PilotSize(bytes, to) => {
                 let answer = self.set_pilot_size(bytes);
-                self.publish();
-                drop(to.send(answer));
+                self.publish_and_answer(answer, to);
             }
             Command::HostPressure(notice, to) => drop(to.send(Ok(self.hear_of_host(notice)))),
             Command::Detach(to) => {
@@ -113,6 +110,12 @@ impl Worker {
             Command::Panicked(why) => return Next::End(Outcome::Panicked(why)),
         }
         Next::Go
+    }
+
+    /// Answers once others can see what has changed.
+    fn publish_and_answer<T>(&mut self, answer: Answer<T>, to: oneshot::Sender<Answer<T>>) {
+        self.publish();
+        drop(to.send(answer));
     }
 
     fn status(&mut self, counts: bool) -> Answer<ebb_api::VmStatus> {
