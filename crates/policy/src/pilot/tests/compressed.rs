@@ -14,8 +14,7 @@ fn sizes(decisions: &[Decision]) -> Vec<(&str, u64, Option<u64>)> {
         Action::Compress { from, to } => Some((from / MIB, to.map(|bytes| bytes / MIB))),
         _ => None,
     };
-    let of = |decision| size(decision).map(|(from, to)| (from, to));
-    decisions.iter().filter_map(|it| of(it).map(|(from, to)| (&*it.vm, from, to))).collect()
+    decisions.iter().filter_map(|it| size(it).map(|(from, to)| (&*it.vm, from, to))).collect()
 }
 
 #[test]
