@@ -100,7 +100,7 @@ impl Daemon {
     /// Limits the store's compressed memory to `bytes`; at first the limit is 0. Fails with the
     /// reason if there can be none.
     pub fn compress(&self, bytes: u64) -> Result<(), String> {
-        self.pager.residency().limit_store_memory(bytes);
+        self.pager.residency().limit_store_memory(bytes).expect("memory for the store");
         match self.pager.residency().store_usage().memory_limit_bytes == bytes {
             true => Ok(()),
             false => Err("there is no tmpfs at /dev/shm".into()),
@@ -145,7 +145,7 @@ fn compressing(run: &Path, disk: SwapFile<Failing>) -> Box<dyn Store> {
         return Box::new(disk);
     }
     let store = Compressed::open(run, COMPRESSED_BYTES, disk).expect("compressed store");
-    store.limit_memory(0);
+    store.limit_memory(0).expect("no more memory");
     Box::new(store)
 }
 

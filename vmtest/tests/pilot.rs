@@ -3,7 +3,7 @@
 //! The host is never made short of memory: a reserve of nearly all of it stands for that.
 
 use ebb_api::{PilotDecision, PilotStatus};
-use vmtest::{Guest, Host, Vm, until, until_or};
+use vmtest::{Guest, Host, Vm, require, until, until_or};
 
 const MIB: u64 = 1 << 20;
 /// Tasks that wait for memory do not count, as other tests cause some.
@@ -56,7 +56,9 @@ fn the_pilot_takes_what_is_not_used_and_gives_back_what_is_missed() {
     vm.guest("free freed");
     vm.guest("fill kept 100M");
     vm.ebb("rule --class batch").ok();
-    host.ebb("pilot on --reserve 90%").ok();
+    // On a tight host, a batch VM is relieved: there is something beyond the reserve.
+    let reserve = tight();
+    host.ebb(&format!("pilot on --reserve {reserve}")).ok();
     let reclaimed = wait_done(&host, "reclaim ", " free, keeps 0 B");
     assert!(reclaimed.action.ends_with(" of free memory"), "{reclaimed:?}");
     wait_done(&host, "limit none -> ", "what it uses least");
@@ -74,11 +76,164 @@ fn the_pilot_takes_what_is_not_used_and_gives_back_what_is_missed() {
     let trace = host.directory().join("trace");
     let recorded = host.ebb(&format!("record {} --for 3s", trace.display())).ok();
     assert!(recorded.contains(" looks"), "{recorded}");
-    let simulated = host.ebb(&format!("simulate {} --reserve 90%", trace.display())).ok();
+    let simulated = host.ebb(&format!("simulate {} --reserve {reserve}", trace.display())).ok();
     assert!(simulated.contains(&format!("{}: limit ", vm.name())), "{simulated}");
 
     host.ebb("pilot off").ok();
     until("no limit", || vm.status().limit.bytes.is_none().then_some(()));
+    assert_eq!(vm.guest("check kept"), "0");
+}
+
+/// The largest reserve that the pilot takes.
+const MOST: &str = "90%";
+/// Most memory that a test takes from the host.
+const BALLAST_MOST_BYTES: u64 = 6 << 30;
+
+/// All of the host's memory, and what is available of it.
+fn host_memory() -> (u64, u64) {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").expect("procfs");
+    let bytes = |name: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name)).expect(name);
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+    };
+    (bytes("MemTotal:"), bytes("MemAvailable:"))
+}
+
+/// A reserve with which the host is tight, as long as nobody takes a fifth of what is available.
+fn tight() -> String {
+    format!("{}M", host_memory().1 / MIB * 3 / 4)
+}
+
+/// Takes enough memory for the host to be short with the largest reserve, as long as it is held.
+///
+/// # Errors
+/// Nearly all of the host's memory is available, and that is a lot.
+fn ballast() -> Result<Vec<u8>, String> {
+    let (total, available) = host_memory();
+    let bytes = available.saturating_sub(total / 100 * 85);
+    match bytes <= BALLAST_MOST_BYTES {
+        true => Ok(vec![1; bytes as usize]),
+        false => Err(format!("{available} bytes of {total} are available")),
+    }
+}
+
+#[test]
+fn cold_memory_is_compressed_first_and_then_goes_to_the_disk() {
+    let host = Host::in_memory();
+    require!(host.as_ref());
+    let host = host.expect("it is there");
+    host.set(NO_STALLS.0, NO_STALLS.1);
+    let vm = run(&host);
+    vm.guest("fill soft 200M");
+    host.ebb(&format!("pilot on --reserve {}", tight())).ok();
+    let widened = wait_done(&host, "compressed memory 0 B -> ", "the host is tight");
+    assert_eq!(widened.action, "compressed memory 0 B -> 64 MiB");
+    wait_done(&host, "limit none -> ", "what it uses least");
+    let is_compressed = || Some(vm.status().limit.compressed_pages).filter(|pages| *pages > 1000);
+    until_or(is_compressed).unwrap_or_else(|| panic!("{}", host.ebb("pilot").ok()));
+    let before = vm.status().limit;
+    assert!(before.compressed_bytes > 0 && before.compressed_limit_bytes <= 64 * MIB, "{before:?}");
+
+    let ballast = ballast();
+    require!(ballast.as_ref());
+    host.ebb(&format!("pilot --reserve {MOST}")).ok();
+    wait_done(&host, "compressed memory 64 MiB -> ", "are compressed, and go to the swap file");
+    until("pages that move to the disk", || {
+        (vm.status().limit.written_back_total_bytes > before.written_back_total_bytes).then_some(())
+    });
+    assert_eq!(vm.guest("check soft"), "0");
+
+    drop(ballast);
+
+    // Nothing of it outlives the pilot.
+    host.ebb("pilot off").ok();
+    until("no compressed memory", || {
+        let limit = vm.status().limit;
+        (limit.bytes.is_none() && limit.compressed_limit_bytes == 0 && limit.compressed_pages == 0)
+            .then_some(())
+    });
+    assert_eq!(vm.guest("check soft"), "0");
+}
+
+/// What the guest's kernel says that it could use, in MiB.
+fn guest_available_mib(vm: &Vm) -> u64 {
+    let text = vm.guest("cat /proc/meminfo");
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")).expect("a line");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") / 1024
+}
+
+#[test]
+fn a_guest_that_is_short_of_memory_by_its_balloon_is_relieved() {
+    let host = host();
+    let vm = run(&host);
+    vm.guest("fill kept 150M");
+    host.ebb(&format!("pilot on --reserve {}", tight())).ok();
+    wait_done(&host, "limit none -> ", "what it uses least");
+    // Less than 32 MiB is left, half of the least reserve.
+    vm.guest(&format!("fill more {}M", guest_available_mib(&vm) - 26));
+    let relieved = wait_done(&host, "limit ", "its guest is short of memory: ");
+    assert!(!relieved.action.ends_with("-> none"), "by and by: {relieved:?}");
+    host.ebb("pilot off").ok();
+    assert_eq!((vm.guest("check kept").as_str(), vm.guest("check more").as_str()), ("0", "0"));
+}
+
+fn is_limit_after(number: Option<u64>) -> impl Fn(&PilotDecision) -> bool {
+    move |one| one.action.starts_with("limit") && Some(one.number) > number
+}
+
+#[test]
+fn nothing_in_use_is_taken_while_the_swap_files_are_full() {
+    let host = host();
+    let vm = run(&host);
+    vm.guest("fill kept 150M");
+    host.ebb(&format!("pilot on --reserve {} --swap-max 4K", tight())).ok();
+    // Once there is a swap file that takes something, nothing more is decided about limits.
+    wait_done(&host, "limit none -> ", "what it uses least");
+    let full = until("the quota to be reached", || {
+        let status = pilot(&host);
+        let host = status.host.filter(|host| host.contains(" of 4 KiB"))?;
+        (!host.contains("swap files 0 B")).then_some(status.decisions.first().map(|it| it.number))
+    });
+    let text = host.ebb("pilot").ok();
+    assert!(text.contains("  swap          files take 4 KiB at most"), "{text}");
+    let later = pilot(&host).decisions.iter().filter(|one| is_limit_after(full)(one)).count();
+    assert!(later <= 1, "one may have been decided meanwhile: {}", host.ebb("pilot").ok());
+    // Without the quota it goes on.
+    host.ebb("pilot --swap-max 0").ok();
+    until("a lower limit", || {
+        pilot(&host).decisions.iter().any(is_limit_after(full)).then_some(())
+    });
+    host.ebb("pilot off").ok();
+    assert_eq!(vm.guest("check kept"), "0");
+}
+
+#[test]
+fn a_guest_unplugs_what_it_can_spare_and_gets_it_back_before_it_needs_it() {
+    let host = host();
+    let guest = Guest::debian("6.1-cloud").memory("512M").cpus(1).grow_to("2G");
+    let vm = host.run(guest.append("memhp_default_state=online_movable"));
+    vm.wait_trusted();
+    vm.ebb("resize 1536M").ok_or_short();
+    until("plugged memory", || (vm.status().size.plugged_bytes == 1024 * MIB).then_some(()));
+    until("the guest to use it", || (guest_available_mib(&vm) > 1200).then_some(()));
+    // From now on the size is the pilot's.
+    vm.ebb("resize off").ok();
+    let ballast = ballast();
+    require!(ballast.as_ref());
+    host.ebb(&format!("pilot on --reserve {MOST}")).ok();
+    wait_done(&host, "size 1.5 GiB -> ", "its guest can spare ");
+    until("less plugged memory", || (vm.status().size.plugged_bytes < 900 * MIB).then_some(()));
+
+    drop(ballast);
+    host.ebb(&format!("pilot --reserve {}", tight())).ok();
+    until("a better stage", || {
+        (pilot(&host).stage == Some(ebb_api::PilotStage::Tight)).then_some(())
+    });
+    // The guest has less than its reserve, a 16th of its memory, but more than half of that.
+    vm.guest(&format!("fill kept {}M", guest_available_mib(&vm) - 55));
+    wait_done(&host, "size ", "its guest can spare nothing: ");
+    host.ebb("pilot off").ok();
+    until("all of its memory", || (vm.status().size.plugged_bytes == 1024 * MIB).then_some(()));
     assert_eq!(vm.guest("check kept"), "0");
 }
 
@@ -152,6 +307,8 @@ fn bad_input_is_refused_in_one_line() {
         ("pilot maybe", "is not one of on, off, dry-run"),
         ("pilot on --reserve 91%", "give 90% or less"),
         ("pilot on --reserve 900T", "more than nine tenths"),
+        ("pilot on --stall 101", "give 0 to 100"),
+        ("pilot on --swap-max much", "--swap-max"),
         ("rule nobody --class batch", "there is no VM nobody"),
         ("rule vm0 --class fast", "is not one of batch, normal, latency"),
         ("rule vm0 --weight 0", "give 1 to 10000"),

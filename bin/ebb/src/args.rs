@@ -182,6 +182,15 @@ pub enum Command {
         /// [default: as set before, at first off]
         #[arg(long, value_name = "on|off")]
         attach: Option<Switch>,
+        /// The host is short if its tasks wait for memory (PSI) in this part of the time, in
+        /// percent; 0: waits do not count [default: as set before, at first as `ebbd
+        /// --pressure-stall`]
+        #[arg(long, value_name = "PERCENT")]
+        stall: Option<u32>,
+        /// Take nothing in use while all swap files take this or more; 0: whatever they take
+        /// [default: as set before, at first 0]
+        #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+        swap_max: Option<Bytes>,
         #[command(flatten)]
         output: Output,
     },
@@ -227,6 +236,14 @@ pub enum Command {
             allow_negative_numbers = true
         )]
         reserve: Below,
+        /// The host is short if its tasks wait for memory in this part of the time, in percent; 0:
+        /// waits do not count
+        #[arg(long, value_name = "PERCENT", default_value_t = 15)]
+        #[arg(value_parser = clap::value_parser!(u32).range(0..=100))]
+        stall: u32,
+        /// Take nothing in use while all swap files take this or more [default: whatever they take]
+        #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+        swap_max: Option<Bytes>,
     },
     /// Show what happened to VMs: states, refusals, warnings, and what the pilot did
     Events(Events),
@@ -432,6 +449,8 @@ impl Command {
             | Command::Pilot { mode: Some(_), .. }
             | Command::Pilot { reserve: Some(_), .. }
             | Command::Pilot { attach: Some(_), .. }
+            | Command::Pilot { stall: Some(_), .. }
+            | Command::Pilot { swap_max: Some(_), .. }
             | Command::Calibrate { .. }
             | Command::Simulate { .. }
             | Command::Observe(_)

@@ -17,6 +17,7 @@ use ebb_api::{
     PilotStatus, PoolRequest, PoolStatus, ResizeRequest, RuleRequest, RunRequest, ShareRequest,
     Top, VmStatus, VmSummary, route,
 };
+use ebb_policy::pilot::HostRule;
 use ebb_units::Bytes;
 
 use self::long::doing;
@@ -71,11 +72,19 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
             let (lower_percent, upper_percent) = (lower, upper);
             host.share(&vm, &ShareRequest { bytes, lower_percent, upper_percent })?
         }
-        Command::Pilot { mode, reserve, attach, output } => {
+        Command::Pilot { mode, reserve, attach, stall, swap_max, output } => {
             let attach = attach.map(|attach| attach == Switch::On);
             let (reserve_percent, reserve_bytes) =
                 (reserve.and_then(Below::percent), reserve.and_then(Below::bytes));
-            host.pilot(&PilotRequest { mode, reserve_percent, reserve_bytes, attach }, output.json)?
+            let request = PilotRequest {
+                mode,
+                reserve_percent,
+                reserve_bytes,
+                attach,
+                stall_percent: stall,
+                swap_max_bytes: swap_max.map(|size| size.0),
+            };
+            host.pilot(&request, output.json)?
         }
         Command::Rule { vm, class, min, max, weight, hold } => {
             let bytes = |size: Option<Bytes>| size.map(|size| size.0);
@@ -84,8 +93,13 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
             host.rule(&vm, &RuleRequest { class, min_bytes, max_bytes, weight, hold })?
         }
         Command::Record { file, time } => host.record(&file, time)?,
-        Command::Simulate { file, reserve } => {
-            show::simulated(&trace::simulate(&file, reserve.into())?)
+        Command::Simulate { file, reserve, stall, swap_max } => {
+            let rule = HostRule {
+                reserve: reserve.into(),
+                stall_permille: Some(stall * 10).filter(|permille| *permille > 0),
+                swap_max_bytes: swap_max.map(|size| size.0).filter(|bytes| *bytes > 0),
+            };
+            show::simulated(&trace::simulate(&file, rule)?)
         }
         Command::Events(events) => host.events(events)?,
         Command::Calibrate { output, background } => host.calibrate(output.json, background)?,

@@ -7,14 +7,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use ebb_api::{PilotSight, SeenVm, VmClass};
-use ebb_policy::pilot::{Class, Decision, HostRule, Pilot, Stage, VmRule, VmSight};
-use ebb_policy::pressure::{Below, Budget, HostMemory};
+use ebb_api::{PilotSight, SeenSize, SeenVm, VmClass};
+use ebb_policy::need::MemoryFigures;
+use ebb_policy::pilot::{
+    Class, CompressedSight, Decision, HostRule, HostSight, Pilot, SizeSight, Stage, VmRule, VmSight,
+};
+use ebb_policy::pressure::{Budget, HostMemory};
 
 /// Longest line of a trace: a look at some ten thousand VMs.
 const LINE_BYTES: u64 = 16 << 20;
-/// Share of the time in which tasks may wait for memory, as `ebbd` has it by default.
-const STALL_PERMILLE: u32 = 150;
 
 /// A decision of the pilot, and when it would be made.
 pub struct Simulated {
@@ -58,9 +59,8 @@ impl Writer {
 ///
 /// # Errors
 /// The file cannot be read, or a line of it makes no sense.
-pub fn simulate(path: &Path, reserve: Below) -> anyhow::Result<Vec<Simulated>> {
+pub fn simulate(path: &Path, rule: HostRule) -> anyhow::Result<Vec<Simulated>> {
     let mut file = BufReader::new(File::open(path).with_context(|| path.display().to_string())?);
-    let rule = HostRule { reserve, stall_permille: Some(STALL_PERMILLE) };
     let (mut pilot, mut all) = (Pilot::default(), Vec::new());
     let (mut first, mut last) = (None, 0);
     for number in 1.. {
@@ -71,14 +71,15 @@ pub fn simulate(path: &Path, reserve: Below) -> anyhow::Result<Vec<Simulated>> {
             break;
         }
         let sight: PilotSight = serde_json::from_str(&line).with_context(place)?;
-        let (host, vms) = seen(sight.clone()).with_context(place)?;
+        let (memory, vms) = seen(sight.clone()).with_context(place)?;
+        let host = HostSight { memory: &memory, swap_bytes: sight.swap_bytes };
         let first = *first.get_or_insert(sight.at_ms);
         if sight.at_ms < last.max(first) {
             bail!("{}: its time is before that of the line before", place());
         }
         last = sight.at_ms;
         let at_ms = sight.at_ms - first;
-        let decisions = pilot.look(Duration::from_millis(at_ms), rule, &host, &vms);
+        let decisions = pilot.look(Duration::from_millis(at_ms), rule, host, &vms);
         let stage = pilot.stage();
         all.extend(decisions.into_iter().map(|decision| Simulated { at_ms, stage, decision }));
     }
@@ -123,10 +124,22 @@ fn vm(vm: SeenVm) -> VmSight {
         spare_bytes: vm.spare_bytes,
         working_bytes: vm.working_bytes,
         refaulted_bytes: vm.refaulted_bytes,
+        compressed: vm
+            .compressed_most_bytes
+            .map(|most_bytes| CompressedSight { bytes: vm.compressed_bytes, most_bytes }),
+        guest: { vm.guest_total_bytes }
+            .zip(vm.guest_available_bytes)
+            .map(|(total_bytes, available_bytes)| MemoryFigures { total_bytes, available_bytes }),
+        size: vm.size.map(size),
         waits: vm.waits,
         may_reclaim: vm.may_reclaim,
         may_limit: vm.may_limit,
     }
+}
+
+fn size(size: SeenSize) -> SizeSight {
+    let SeenSize { bytes, target_bytes, full_bytes, base_bytes, block_bytes } = size;
+    SizeSight { bytes, target_bytes, full_bytes, base_bytes, block_bytes }
 }
 
 #[cfg(test)]
@@ -135,7 +148,11 @@ mod tests {
 
     use super::*;
 
+    use ebb_policy::pressure::Below;
+
     const GIB: u64 = 1 << 30;
+    const RULE: HostRule =
+        HostRule { reserve: Below::Percent(10), stall_permille: None, swap_max_bytes: None };
 
     fn sight(at_ms: u64, available_bytes: u64) -> PilotSight {
         let host =
@@ -154,18 +171,24 @@ mod tests {
             spare_bytes: 2 * GIB,
             working_bytes: None,
             refaulted_bytes: 0,
+            compressed_bytes: 0,
+            compressed_most_bytes: None,
+            guest_total_bytes: None,
+            guest_available_bytes: None,
+            size: None,
             waits: false,
             may_reclaim: true,
             may_limit: true,
         };
-        PilotSight { at_ms, bounds: vec![host], stall_permille: None, vms: vec![web] }
+        let (bounds, vms) = (vec![host], vec![web]);
+        PilotSight { at_ms, bounds, stall_permille: None, swap_bytes: 0, vms }
     }
 
     fn simulated(lines: &[String]) -> Result<Vec<String>, String> {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("trace");
         fs::write(&path, lines.concat()).unwrap();
-        let all = simulate(&path, Below::Percent(10))
+        let all = simulate(&path, RULE)
             .map_err(|error| format!("{error:#}").replace(&*path.to_string_lossy(), "trace"))?;
         Ok(all.iter().map(|one| format!("{} {} {}", one.at_ms, one.stage, one.decision)).collect())
     }
@@ -185,7 +208,7 @@ mod tests {
         assert_eq!(writer.looks, 2, "the same look is written once");
         let again = Writer::new(&path).err().unwrap().to_string();
         assert!(again.contains("give a new file"), "{again}");
-        let all = simulate(&path, Below::Percent(10)).unwrap();
+        let all = simulate(&path, RULE).unwrap();
         let kinds: Vec<(u64, String)> =
             all.iter().map(|one| (one.at_ms, one.stage.to_string())).collect();
         assert_eq!(kinds[0], (0, "ample".into()), "free memory beyond what it keeps");
@@ -221,6 +244,12 @@ mod tests {
             (vm.weight, vm.spare_bytes, vm.refaulted_bytes) = (0, u64::MAX, u64::MAX);
             (vm.min_bytes, vm.max_bytes, vm.working_bytes) =
                 (Some(u64::MAX), Some(0), Some(u64::MAX));
+            (vm.compressed_bytes, vm.compressed_most_bytes) = (u64::MAX, Some(u64::MAX));
+            (vm.guest_total_bytes, vm.guest_available_bytes) = (Some(u64::MAX), Some(0));
+            let (bytes, target_bytes, full_bytes) = (u64::MAX, 0, u64::MAX);
+            let (base_bytes, block_bytes) = (u64::MAX, 0);
+            let size = SeenSize { bytes, target_bytes, full_bytes, base_bytes, block_bytes };
+            vm.size = Some(size);
         }
         let mut short = hostile.clone();
         (short.bounds[0].total_bytes, short.bounds[0].available_bytes) = (u64::MAX, 0);

@@ -82,6 +82,7 @@ __all__ = [
     "RuleRequest",
     "RunRequest",
     "SeenBound",
+    "SeenSize",
     "SeenVm",
     "ShareRequest",
     "SharingStatus",
@@ -157,7 +158,7 @@ Mode = Literal["strict", "release"]
 OnViolation = Literal["allow", "stop"]
 """What happens if a guest touches hard-reclaimed memory."""
 
-PilotAction = Literal["reclaim", "limit"]
+PilotAction = Literal["reclaim", "limit", "compress", "resize"]
 """What the pilot decided to do with a VM."""
 
 PilotMode = Literal["off", "dry_run", "on"]
@@ -355,10 +356,11 @@ class DecisionFigures:
     """What was to be done."""
 
     bytes: Optional[int] = None
-    """How much free memory was to be reclaimed; null: it is about a limit. In bytes."""
+    """How much free memory was to be reclaimed; null: it is about something else. In bytes."""
 
     from_bytes: Optional[int] = None
-    """The limit before; null: none, or it is not about a limit. In bytes."""
+    """The limit, the most compressed memory or the size before; null: none, or it is about free
+    memory. In bytes."""
 
     number: int
     """Its number, as the pilot's status has it."""
@@ -367,7 +369,8 @@ class DecisionFigures:
     """What came of it."""
 
     to_bytes: Optional[int] = None
-    """The limit from now on; null: none, or it is not about a limit. In bytes."""
+    """The same from now on; null: none, the daemon's option, or it is about free memory. In
+    bytes."""
 
     why: str
     """Why, with the figures."""
@@ -1065,6 +1068,14 @@ class PilotRequest:
     reserve_percent: Optional[int] = None
     """Memory that is to stay available on the host, in percent of it."""
 
+    stall_percent: Optional[int] = None
+    """Tasks of the host that wait for memory in this part of the time make the host short, in
+    percent; 0: they do not count."""
+
+    swap_max_bytes: Optional[int] = None
+    """Nothing in use is taken while all swap files take this or more; 0: whatever they take. In
+    bytes."""
+
 
 @dataclass(kw_only=True)
 class PilotSight:
@@ -1079,6 +1090,9 @@ class PilotSight:
     stall_permille: Optional[int] = None
     """In how many thousandths of the time some task of the host waited for memory; null: the kernel
     does not tell."""
+
+    swap_bytes: Optional[int] = None
+    """What all swap files take. In bytes."""
 
     vms: List[SeenVm]
     """The VMs."""
@@ -1109,6 +1123,14 @@ class PilotStatus:
     stage: Optional[PilotStage] = None
     """How short of memory the host is; null: the pilot has not looked yet, or is off."""
 
+    stall_percent: Optional[int] = None
+    """The part of the time in which tasks of the host may wait for memory, in percent; 0: waits do
+    not count; null: as the daemon's option has it."""
+
+    swap_max_bytes: Optional[int] = None
+    """Nothing in use is taken while all swap files take this or more; null: whatever they take. In
+    bytes."""
+
     vms: List[PilotVm]
     """The VMs, by name."""
 
@@ -1119,6 +1141,10 @@ class PilotVm:
 
     class_: VmClass = field(metadata={"name": "class"})
     """How much its speed matters."""
+
+    compressed_most_bytes: Optional[int] = None
+    """The most memory that its compressed pages may take, beside what the limit says; null: it can
+    have none. In bytes."""
 
     hold: bool
     """Whether the pilot leaves it as it is."""
@@ -1464,14 +1490,47 @@ class SeenBound:
 
 
 @dataclass(kw_only=True)
+class SeenSize:
+    """The size of a VM that can plug and unplug memory, as the pilot saw it."""
+
+    base_bytes: int
+    """What it has with nothing plugged. In bytes."""
+
+    block_bytes: int
+    """Sizes are whole numbers of these above that. In bytes."""
+
+    bytes: int
+    """What its guest has. In bytes."""
+
+    full_bytes: int
+    """What it was to have before the pilot took any. In bytes."""
+
+    target_bytes: int
+    """What its guest is to have. In bytes."""
+
+
+@dataclass(kw_only=True)
 class SeenVm:
     """A VM, as the pilot saw it."""
 
     class_: VmClass = field(metadata={"name": "class"})
     """How much its speed matters."""
 
+    compressed_bytes: Optional[int] = None
+    """Memory that its compressed pages take. In bytes."""
+
+    compressed_most_bytes: Optional[int] = None
+    """The most that they may take; null: it can have none. In bytes."""
+
     floor_bytes: int
     """Resident memory without which its guest does not live. In bytes."""
+
+    guest_available_bytes: Optional[int] = None
+    """What its guest could use without running out of memory, by its own word; null: as above. In
+    bytes."""
+
+    guest_total_bytes: Optional[int] = None
+    """What its guest's kernel manages, by its own word; null: it said nothing lately. In bytes."""
 
     hold: bool
     """Whether the pilot leaves it as it is."""
@@ -1503,6 +1562,9 @@ class SeenVm:
 
     resident_bytes: int
     """Host memory that it takes. In bytes."""
+
+    size: Optional[SeenSize] = None
+    """Its size; null: it plugs nothing, or its size is not the pilot's to change."""
 
     spare_bytes: int
     """Free memory of its guest that is resident at least. In bytes."""

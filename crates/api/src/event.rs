@@ -56,6 +56,10 @@ choice! {
         Reclaim = "reclaim",
         /// Set, change or lift its limit.
         Limit = "limit",
+        /// Change the most memory that its compressed pages may take.
+        Compress = "compress",
+        /// Have its guest plug or unplug memory.
+        Resize = "resize",
     }
 }
 
@@ -129,11 +133,11 @@ pub struct DecisionFigures {
     pub number: u64,
     /// What was to be done.
     pub action: PilotAction,
-    /// How much free memory was to be reclaimed; null: it is about a limit.
+    /// How much free memory was to be reclaimed; null: it is about something else.
     pub bytes: Option<u64>,
-    /// The limit before; null: none, or it is not about a limit.
+    /// The limit, the most compressed memory or the size before; null: none, or it is about free memory.
     pub from_bytes: Option<u64>,
-    /// The limit from now on; null: none, or it is not about a limit.
+    /// The same from now on; null: none, the daemon's option, or it is about free memory.
     pub to_bytes: Option<u64>,
     /// Why, with the figures.
     pub why: String,

@@ -30,6 +30,13 @@ pub struct PilotRequest {
     /// leaves those alone that were detached.
     #[serde(default)]
     pub attach: Option<bool>,
+    /// Tasks of the host that wait for memory in this part of the time make the host short, in
+    /// percent; 0: they do not count.
+    #[serde(default)]
+    pub stall_percent: Option<u32>,
+    /// Nothing in use is taken while all swap files take this or more; 0: whatever they take.
+    #[serde(default)]
+    pub swap_max_bytes: Option<u64>,
 }
 
 impl PilotRequest {
@@ -42,6 +49,12 @@ impl PilotRequest {
             format!(
                 "a reserve of {} % leaves VMs too little: give {RESERVE_PERCENT_MAX}% or less",
                 self.reserve_percent.unwrap_or(0)
+            )
+        })?;
+        ensure(self.stall_percent.is_none_or(|percent| percent <= 100), || {
+            format!(
+                "tasks cannot wait for {} % of the time: give 0 to 100",
+                self.stall_percent.unwrap_or(0)
             )
         })
     }
@@ -92,6 +105,13 @@ pub struct PilotStatus {
     /// Whether the pilot, while it is on, attaches VMs that run on the host and can be managed.
     #[serde(default)]
     pub attach: bool,
+    /// The part of the time in which tasks of the host may wait for memory, in percent; 0: waits do
+    /// not count; null: as the daemon's option has it.
+    #[serde(default)]
+    pub stall_percent: Option<u32>,
+    /// Nothing in use is taken while all swap files take this or more; null: whatever they take.
+    #[serde(default)]
+    pub swap_max_bytes: Option<u64>,
     /// How short of memory the host is; null: the pilot has not looked yet, or is off.
     pub stage: Option<PilotStage>,
     /// The host's figures at the last look.
@@ -126,6 +146,10 @@ pub struct PilotVm {
     pub working_bytes: Option<u64>,
     /// The limit that the pilot has given it; null: none.
     pub limit_bytes: Option<u64>,
+    /// The most memory that its compressed pages may take, beside what the limit says; null: it can
+    /// have none.
+    #[serde(default)]
+    pub compressed_most_bytes: Option<u64>,
     /// Why the pilot leaves its limit alone; null: nothing is in the way.
     pub left_alone: Option<String>,
 }
@@ -159,6 +183,9 @@ pub struct PilotSight {
     /// In how many thousandths of the time some task of the host waited for memory; null: the
     /// kernel does not tell.
     pub stall_permille: Option<u32>,
+    /// What all swap files take.
+    #[serde(default)]
+    pub swap_bytes: u64,
     /// The VMs.
     pub vms: Vec<SeenVm>,
 }
@@ -173,6 +200,22 @@ pub struct SeenBound {
     pub total_bytes: u64,
     /// What is left of it.
     pub available_bytes: u64,
+}
+
+/// The size of a VM that can plug and unplug memory, as the pilot saw it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SeenSize {
+    /// What its guest has.
+    pub bytes: u64,
+    /// What its guest is to have.
+    pub target_bytes: u64,
+    /// What it was to have before the pilot took any.
+    pub full_bytes: u64,
+    /// What it has with nothing plugged.
+    pub base_bytes: u64,
+    /// Sizes are whole numbers of these above that.
+    pub block_bytes: u64,
 }
 
 /// A VM, as the pilot saw it.
@@ -206,6 +249,21 @@ pub struct SeenVm {
     pub working_bytes: Option<u64>,
     /// Evicted memory that came back within 30 s, in all.
     pub refaulted_bytes: u64,
+    /// Memory that its compressed pages take.
+    #[serde(default)]
+    pub compressed_bytes: u64,
+    /// The most that they may take; null: it can have none.
+    #[serde(default)]
+    pub compressed_most_bytes: Option<u64>,
+    /// What its guest's kernel manages, by its own word; null: it said nothing lately.
+    #[serde(default)]
+    pub guest_total_bytes: Option<u64>,
+    /// What its guest could use without running out of memory, by its own word; null: as above.
+    #[serde(default)]
+    pub guest_available_bytes: Option<u64>,
+    /// Its size; null: it plugs nothing, or its size is not the pilot's to change.
+    #[serde(default)]
+    pub size: Option<SeenSize>,
     /// Whether its guest waits for room below the limit.
     pub waits: bool,
     /// Whether free memory can be reclaimed from it now.
@@ -229,6 +287,16 @@ mod tests {
         assert_eq!(check(None, Some(u64::MAX)), Ok(()));
         assert!(check(Some(91), None).unwrap_err().contains("give 90% or less"));
         assert!(check(Some(1), Some(1)).unwrap_err().contains("not both"));
+    }
+
+    #[test]
+    fn a_stall_is_a_part_of_the_time() {
+        let check = |percent| {
+            PilotRequest { stall_percent: Some(percent), ..PilotRequest::default() }.check()
+        };
+        assert!(check(0).is_ok() && check(100).is_ok());
+        let why = check(101).unwrap_err().to_string();
+        assert_eq!(why, "tasks cannot wait for 101 % of the time: give 0 to 100");
     }
 
     #[test]

@@ -168,9 +168,13 @@ impl Residency {
         self.store.is_removed()
     }
 
-    /// Limits the memory that the store uses for pages, to at most what it was made for.
-    pub fn limit_store_memory(&self, bytes: u64) {
-        self.store.limit_memory(bytes);
+    /// Limits the memory that the store uses for pages, to at most what it was made for. Called by
+    /// the thread that evicts.
+    ///
+    /// # Errors
+    /// The file for these pages cannot be made. Nothing has changed then.
+    pub fn limit_store_memory(&self, bytes: u64) -> io::Result<()> {
+        Ok(self.store.limit_memory(bytes)?)
     }
 
     /// Returns the memory that the host gives for this VM's RAM, in bytes: what is resident, and

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! host memory --> Stage --+
-//!                         |    free   -> cold -> warm of batch VMs     (take: `ladder`)
+//!                         |    free -> cold -> plugged -> compressed -> warm    (take: `ladder`)
 //! VMs as seen -> state ---+--> relief of a VM that misses its memory   (`state`)
 //!                         |    limits go up again                      (give: `ladder`)
 //!                         +--> decisions, each with its reason
@@ -16,6 +16,7 @@ mod decision;
 mod ladder;
 mod rule;
 mod sight;
+mod size;
 mod stage;
 mod state;
 #[cfg(test)]
@@ -28,30 +29,34 @@ use self::budget::Budget;
 use self::ladder::Round;
 use self::stage::StageWatch;
 use self::state::VmState;
-use crate::pressure::HostMemory;
 
 pub use self::decision::{Action, Decision};
-pub use self::rule::{Class, HostRule, VmRule, WEIGHT_DEFAULT};
-pub use self::sight::VmSight;
+pub use self::rule::{COMPRESSED_PART, Class, HostRule, VmRule, WEIGHT_DEFAULT};
+pub use self::sight::{CompressedSight, HostSight, SizeSight, VmSight};
 pub use self::stage::Stage;
 
 /// The pilot of one host. It remembers of each VM what it did last.
 #[derive(Default)]
 pub struct Pilot {
     stage: StageWatch,
+    /// Whether the swap files are full.
+    is_full: bool,
     vms: BTreeMap<String, VmState>,
 }
 
 impl Pilot {
     /// Looks at the host and its VMs, and returns what is to be done. `now`: the time since any
     /// fixed moment; it must not go backwards.
-    pub fn look(
+    pub fn look<'a>(
         &mut self,
         now: Duration,
         rule: HostRule,
-        host: &HostMemory,
+        host: impl Into<HostSight<'a>>,
         vms: &[VmSight],
     ) -> Vec<Decision> {
+        let host = host.into();
+        self.is_full = host.is_full(rule, self.is_full);
+        let host = host.memory;
         // A VM that is slow to publish figures is still the same one.
         self.vms.retain(|_, state| !state.is_old(now));
         let stage = self.stage.look(now, rule, host);
@@ -62,7 +67,7 @@ impl Pilot {
         });
         let coming_bytes = coming_bytes.sum();
         let budget = Budget::new(rule, (host, vms), coming_bytes, stage);
-        let mut round = Round::new(now, host, stage, budget);
+        let mut round = Round::new(now, (host, self.is_full), stage, budget);
         round.relieve_all(vms, &mut self.vms);
         match stage {
             Stage::Ample => round.give(vms, &mut self.vms),

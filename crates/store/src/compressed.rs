@@ -1,9 +1,9 @@
 //! Keeps pages that compress well in memory, in front of another store.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use ebb_units::FRAME_BYTES;
 use lz4_flex::block::{
@@ -11,7 +11,7 @@ use lz4_flex::block::{
 };
 
 use crate::page_buffer::Pool;
-use crate::slabs::{OBJECT_MAX, Object, Slabs};
+use crate::slabs::{CHUNK_BYTES, OBJECT_MAX, Object, Slabs};
 use crate::{
     CLUSTER_SLOTS, Loaded, MEMORY_SLOTS, Page, SavedBatch, Store, StoreError, StoreUsage,
     is_in_memory,
@@ -31,12 +31,20 @@ const LZ4_MAX: usize = get_maximum_output_size(FRAME_BYTES as usize);
 
 /// Keeps compressed pages in memory, up to a limit. All other pages go to the store behind.
 pub struct Compressed<S> {
-    slabs: Slabs,
+    /// The pages in memory; unset: their file is not made yet.
+    slabs: OnceLock<Slabs>,
+    later: Option<Later>,
     behind: S,
     filled_count: AtomicU64,
     workspaces: Mutex<Vec<Box<Workspace>>>,
     /// Copies of pages that go to the store behind together.
     buffers: Pool,
+}
+
+/// A file that is made once there is to be something in it.
+struct Later {
+    run: PathBuf,
+    most_bytes: u64,
 }
 
 struct Workspace {
@@ -73,19 +81,40 @@ impl<S: Store> Compressed<S> {
     /// As open(2) and ftruncate(2). [`StoreError::Unusable`]: `run` is on a disk, where others
     /// could read compressed pages, or the file is not Ebb's.
     pub fn open(run: &Path, limit_bytes: u64, behind: S) -> Result<Compressed<S>, StoreError> {
-        if !is_in_memory(run)? {
-            let run = run.display();
-            return Err(StoreError::Unusable(format!(
-                "{run}: not on tmpfs; compressed memory is kept in memory only"
-            )));
-        }
-        Ok(Compressed {
-            slabs: Slabs::open(run, limit_bytes)?,
+        check_in_memory(run)?;
+        let slabs = OnceLock::from(Slabs::open(run, limit_bytes)?);
+        Ok(Compressed::new(slabs, None, behind))
+    }
+
+    /// Prepares a store in `run` where no earlier daemon had one. It keeps nothing in memory and has
+    /// no file until [`Store::limit_memory`] gives it memory, of `most_bytes` at most.
+    ///
+    /// # Errors
+    /// [`StoreError::Unusable`]: `run` is on a disk.
+    pub fn prepare(run: &Path, most_bytes: u64, behind: S) -> Result<Compressed<S>, StoreError> {
+        check_in_memory(run)?;
+        let later = Later { run: run.to_owned(), most_bytes };
+        Ok(Compressed::new(OnceLock::new(), Some(later), behind))
+    }
+
+    fn new(slabs: OnceLock<Slabs>, later: Option<Later>, behind: S) -> Compressed<S> {
+        Compressed {
+            slabs,
+            later,
             behind,
             filled_count: AtomicU64::new(0),
             workspaces: Mutex::default(),
             buffers: Pool::new(CLUSTER_SLOTS as usize),
-        })
+        }
+    }
+
+    /// Makes the file, if there is none yet. Only the thread that saves calls it.
+    fn make(&self) -> Result<Option<&Slabs>, StoreError> {
+        if let (None, Some(later)) = (self.slabs.get(), &self.later) {
+            let made = Slabs::open(&later.run, later.most_bytes)?;
+            return Ok(Some(self.slabs.get_or_init(|| made)));
+        }
+        Ok(self.slabs.get())
     }
 
     /// Returns the store behind this one.
@@ -95,16 +124,17 @@ impl<S: Store> Compressed<S> {
 
     /// Keeps a page in memory. `None`: it does not compress enough, or there is no room.
     fn keep(&self, page: &Page, workspace: &mut Workspace) -> Option<u64> {
+        let slabs = self.slabs.get()?;
         if let Some(byte) = filled_with(page) {
             self.filled_count.fetch_add(1, Relaxed);
             return Some(FILLED | u64::from(byte));
         }
-        if self.slabs.limit_bytes() == 0 {
+        if slabs.limit_bytes() == 0 {
             return None;
         }
         let Workspace { table, output } = workspace;
         let length = compress_into_with_table(page, output, table).ok()?;
-        let object = self.slabs.put(output.get(..length)?)?;
+        let object = slabs.put(output.get(..length)?)?;
         Some(slot_of(object))
     }
 
@@ -118,11 +148,10 @@ impl<S: Store> Compressed<S> {
     }
 
     fn load_object(&self, slot: u64, object: Object, page: &mut Page) -> Result<(), StoreError> {
-        if !self.slabs.is_taken(object) {
-            return Err(StoreError::NotInUse { slot });
-        }
+        let taken = self.slabs.get().filter(|slabs| slabs.is_taken(object));
+        let slabs = taken.ok_or(StoreError::NotInUse { slot })?;
         let mut buffer = [0; OBJECT_MAX];
-        let bytes = self.slabs.get(object, &mut buffer).ok_or(StoreError::Damaged { slot })?;
+        let bytes = slabs.get(object, &mut buffer).ok_or(StoreError::Damaged { slot })?;
         match decompress_into(bytes, page) {
             Ok(length) if length as u64 == FRAME_BYTES => Ok(()),
             _ => Err(StoreError::Damaged { slot }),
@@ -153,6 +182,16 @@ impl<S: Store> Compressed<S> {
                 break;
             }
         }
+    }
+}
+
+fn check_in_memory(run: &Path) -> Result<(), StoreError> {
+    match is_in_memory(run)? {
+        true => Ok(()),
+        false => Err(StoreError::Unusable(format!(
+            "{}: not on tmpfs; compressed memory is kept in memory only",
+            run.display()
+        ))),
     }
 }
 
@@ -233,13 +272,15 @@ impl<S: Store> Store for Compressed<S> {
                 // The count stays 0 if a slot is released once too often.
                 let _ = self.filled_count.fetch_update(Relaxed, Relaxed, less);
             }
-            Home::Object(object) => self.slabs.release(object),
+            Home::Object(object) => {
+                self.slabs.get().into_iter().for_each(|slabs| slabs.release(object));
+            }
             Home::Behind => self.behind.release(slot),
         }
     }
 
     fn trim(&self) -> Result<(), StoreError> {
-        self.slabs.trim()?;
+        self.slabs.get().map_or(Ok(()), Slabs::trim)?;
         self.behind.trim()
     }
 
@@ -249,7 +290,7 @@ impl<S: Store> Store for Compressed<S> {
                 self.filled_count.fetch_add(1, Relaxed);
                 Ok(())
             }
-            Home::Object(object) if self.slabs.claim(object) => Ok(()),
+            Home::Object(object) if self.slabs.get().is_some_and(|it| it.claim(object)) => Ok(()),
             Home::Object(_) => Err(StoreError::NotInUse { slot }),
             Home::Behind => self.behind.claim(slot),
         }
@@ -257,9 +298,11 @@ impl<S: Store> Store for Compressed<S> {
 
     fn surplus(&self) -> Vec<u64> {
         // Chunks without objects count as free, so they are trimmed first.
-        match self.slabs.trim() {
-            Ok(()) => self.slabs.surplus(SURPLUS_SLOTS).into_iter().map(slot_of).collect(),
-            Err(_) => Vec::new(),
+        match self.slabs.get() {
+            Some(slabs) if slabs.trim().is_ok() => {
+                slabs.surplus(SURPLUS_SLOTS).into_iter().map(slot_of).collect()
+            }
+            _ => Vec::new(),
         }
     }
 
@@ -267,8 +310,10 @@ impl<S: Store> Store for Compressed<S> {
         self.behind.save_batch(pages)
     }
 
-    fn limit_memory(&self, bytes: u64) {
-        self.slabs.set_limit(bytes);
+    fn limit_memory(&self, bytes: u64) -> Result<(), StoreError> {
+        let slabs = if bytes == 0 { self.slabs.get() } else { self.make()? };
+        slabs.into_iter().for_each(|slabs| slabs.set_limit(bytes));
+        Ok(())
     }
 
     fn is_room_wanted(&self) -> bool {
@@ -284,11 +329,13 @@ impl<S: Store> Store for Compressed<S> {
     }
 
     fn usage(&self) -> StoreUsage {
+        let slabs = self.slabs.get();
+        let later = || self.later.as_ref().map_or(0, |later| later.most_bytes / CHUNK_BYTES);
         StoreUsage {
-            memory_slots: self.slabs.chunk_count() << INDEX_BITS,
-            memory_bytes: self.slabs.present_bytes(),
-            memory_limit_bytes: self.slabs.limit_bytes(),
-            compressed_pages: self.slabs.object_count(),
+            memory_slots: slabs.map_or_else(later, Slabs::chunk_count) << INDEX_BITS,
+            memory_bytes: slabs.map_or(0, Slabs::present_bytes),
+            memory_limit_bytes: slabs.map_or(0, Slabs::limit_bytes),
+            compressed_pages: slabs.map_or(0, Slabs::object_count),
             filled_pages: self.filled_count.load(Relaxed),
             ..self.behind.usage()
         }

@@ -139,8 +139,13 @@ pub trait Store: Send + Sync {
     }
 
     /// Sets the most bytes that pages in memory may take, up to what the store was made for. Pages
-    /// beyond that are surplus.
-    fn limit_memory(&self, _bytes: u64) {}
+    /// beyond that are surplus. Only the thread that saves calls it.
+    ///
+    /// # Errors
+    /// The store had no memory so far, and its file cannot be made. Nothing has changed then.
+    fn limit_memory(&self, _bytes: u64) -> Result<(), StoreError> {
+        Ok(())
+    }
 }
 
 /// First slot in memory. Slots below it are on disk.

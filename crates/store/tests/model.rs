@@ -134,7 +134,7 @@ fn apply(store: &dyn Store, model: &mut Model, step: &Step) {
         }
         Step::Trim => store.trim().unwrap(),
         Step::WriteBack => write_back(store, model),
-        Step::LimitMemory(chunks) => store.limit_memory(chunks << 16),
+        Step::LimitMemory(chunks) => store.limit_memory(chunks << 16).unwrap(),
         Step::Reopen | Step::Fail(_) => {}
     }
 }
@@ -417,19 +417,43 @@ fn the_oldest_make_room() {
     hot.iter().for_each(|slot| store.release(*slot));
     let again = slots(102, 153);
     model.frames[102..153].iter_mut().zip(&again).for_each(|(frame, slot)| frame.0 = *slot);
-    store.limit_memory(8 << 16);
+    store.limit_memory(8 << 16).unwrap();
     while !store.surplus().is_empty() {
         write_back(&store, &mut model);
     }
     assert_eq!(store.usage().memory_bytes, 7 << 16);
     assert!(model.frames[102..153].iter().all(|(slot, _)| *slot >= FRONT));
     // All memory becomes free once the limit is 0.
-    store.limit_memory(0);
+    store.limit_memory(0).unwrap();
     while !store.surplus().is_empty() {
         write_back(&store, &mut model);
     }
     assert_eq!(store.usage().memory_bytes, 0);
     check(&store, &model);
+}
+
+/// A store that is only prepared has no file, and keeps nothing in memory, until it gets memory.
+#[test]
+fn memory_may_come_later() {
+    let Some(dir) = run_directory() else { return eprintln!("SKIPPED: no tmpfs at /dev/shm") };
+    let store = Compressed::prepare(dir.path(), 1 << 20, swap(dir.path(), 64)).unwrap();
+    let pages: Vec<Page> = (0..20).map(mixed).collect();
+    let save = || -> Vec<u64> { store.save_batch(&pages).slots.into_iter().flatten().collect() };
+    let mut slots = save();
+    store.limit_memory(0).unwrap();
+    assert!(slots.len() == 20 && slots.iter().all(|slot| *slot < FRONT));
+    assert!(!ebb_store::has_compressed(dir.path()).unwrap());
+    let before = store.usage();
+    assert_eq!((before.memory_slots, before.memory_limit_bytes), (16 << 8, 0));
+    assert!(store.load(FRONT, &mut [0; 4096]).is_err() && store.claim(FRONT).is_err());
+    store.limit_memory(1 << 30).unwrap();
+    assert!(ebb_store::has_compressed(dir.path()).unwrap());
+    slots.extend(save());
+    let usage = store.usage();
+    assert_eq!((usage.memory_slots, usage.memory_limit_bytes), (16 << 8, 1 << 20));
+    assert_eq!([usage.filled_pages, usage.compressed_pages], [4, 12]);
+    let twice = pages.iter().chain(&pages).copied();
+    check(&store, &Model { frames: slots.into_iter().zip(twice).collect() });
 }
 
 #[test]
@@ -461,4 +485,6 @@ fn compressed_memory_is_not_put_on_a_disk() {
     }
     let opened = Compressed::open(dir.path(), 1 << 20, swap(dir.path(), 8));
     assert!(matches!(opened, Err(StoreError::Unusable(_))));
+    let prepared = Compressed::prepare(dir.path(), 1 << 20, swap(dir.path(), 8));
+    assert!(matches!(prepared, Err(StoreError::Unusable(_))));
 }

@@ -106,7 +106,7 @@ fn save(store: &dyn Store, pages: &PageBuffer) -> anyhow::Result<(Vec<u64>, f64)
 /// Moves all compressed pages to the disk, as the pager does. Returns pages a second.
 fn write_back(store: &dyn Store, pages: &PageBuffer) -> anyhow::Result<f64> {
     let (_, _) = save(store, pages)?;
-    store.limit_memory(0);
+    store.limit_memory(0)?;
     let (mut buffer, mut on_disk) = (PageBuffer::new(4 * BATCH_PAGES), Vec::new());
     let start = Instant::now();
     loop {
@@ -124,7 +124,7 @@ fn write_back(store: &dyn Store, pages: &PageBuffer) -> anyhow::Result<f64> {
     let rate = on_disk.len() as f64 / start.elapsed().as_secs_f64();
     ensure!(on_disk.len() as u64 == PAGES, "only {} pages were moved", on_disk.len());
     on_disk.iter().for_each(|&slot| store.release(slot));
-    store.limit_memory(POOL_BYTES);
+    store.limit_memory(POOL_BYTES)?;
     Ok(rate)
 }
 

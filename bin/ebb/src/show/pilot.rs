@@ -30,8 +30,16 @@ pub fn pilot(pilot: &PilotStatus) -> String {
         true => row("attach", "VMs that run on the host and can be managed"),
         false => String::new(),
     };
+    let stall = pilot.stall_percent.map(|percent| match percent {
+        0 => row("stall", "waiting tasks do not count"),
+        percent => row("stall", format!("tasks may wait for {percent} % of the time")),
+    });
+    let swap = { pilot.swap_max_bytes }
+        .map(|bytes| row("swap", format!("files take {} at most", Bytes(bytes))));
     row("pilot", mode)
         + &row("reserve", reserve)
+        + &stall.unwrap_or_default()
+        + &swap.unwrap_or_default()
         + &attach
         + &host
         + &vms(pilot)
@@ -42,9 +50,19 @@ fn vms(pilot: &PilotStatus) -> String {
     if pilot.vms.is_empty() {
         return "\nno VM is managed\n".into();
     }
-    let names =
-        ["NAME", "CLASS", "WEIGHT", "MIN", "MAX", "MEMORY", "RESIDENT", "WORKS WITH", "LIMIT"];
-    let lines: Vec<[String; 9]> =
+    let names = [
+        "NAME",
+        "CLASS",
+        "WEIGHT",
+        "MIN",
+        "MAX",
+        "MEMORY",
+        "RESIDENT",
+        "WORKS WITH",
+        "LIMIT",
+        "COMPR",
+    ];
+    let lines: Vec<[String; 10]> =
         iter::once(names.map(String::from)).chain(pilot.vms.iter().map(vm)).collect();
     let alone = pilot.vms.iter().filter_map(|vm| {
         let why = if vm.hold { Some("held: ebb rule NAME --hold off ends that") } else { None };
@@ -54,7 +72,7 @@ fn vms(pilot: &PilotStatus) -> String {
     format!("\n{}{}", table(&lines), alone.collect::<String>())
 }
 
-fn vm(vm: &PilotVm) -> [String; 9] {
+fn vm(vm: &PilotVm) -> [String; 10] {
     let [memory, resident] =
         [vm.memory_bytes, vm.resident_bytes].map(|bytes| Bytes(bytes).to_string());
     [
@@ -67,6 +85,7 @@ fn vm(vm: &PilotVm) -> [String; 9] {
         resident,
         known(vm.working_bytes),
         limit_or_none(vm.limit_bytes),
+        limit_or_none(vm.compressed_most_bytes.filter(|bytes| *bytes > 0)),
     ]
 }
 
@@ -113,6 +132,7 @@ mod tests {
             resident_bytes: 1 << 30,
             working_bytes: None,
             limit_bytes: Some(3 << 29),
+            compressed_most_bytes: Some(512 << 20),
             left_alone: None,
         };
         let db = PilotVm {
@@ -133,6 +153,8 @@ mod tests {
             reserve_percent: Some(10),
             reserve_bytes: None,
             attach: false,
+            stall_percent: Some(20),
+            swap_max_bytes: Some(64 << 30),
             stage: Some(PilotStage::Tight),
             host: Some("host: available 3 GiB".into()),
             vms: vec![web, db],
@@ -144,11 +166,13 @@ mod tests {
     fn everything_is_shown() {
         let expected = "  pilot         on
   reserve       10 % of memory
+  stall         tasks may wait for 20 % of the time
+  swap          files take 64 GiB at most
   host          tight; host: available 3 GiB
 
-NAME  CLASS    WEIGHT  MIN   MAX    MEMORY  RESIDENT  WORKS WITH  LIMIT
-web   latency  100     none  2 GiB  4 GiB   1 GiB     unknown     1.5 GiB
-db    latency  100     none  2 GiB  4 GiB   1 GiB     unknown     1.5 GiB
+NAME  CLASS    WEIGHT  MIN   MAX    MEMORY  RESIDENT  WORKS WITH  LIMIT    COMPR
+web   latency  100     none  2 GiB  4 GiB   1 GiB     unknown     1.5 GiB  512 MiB
+db    latency  100     none  2 GiB  4 GiB   1 GiB     unknown     1.5 GiB  512 MiB
   db            its limit is left alone: ebb limit has set its limit: ebb limit db off ends that
 
 last decisions

@@ -271,14 +271,6 @@ impl Listing {
         known.status.as_deref().and_then(|status| Watched::of(status, known.answers()))
     }
 
-    /// The limit that the pilot has given it, as far as is known; none: none, or it cannot be
-    /// expected to answer now.
-    pub fn pilot_limit(&self) -> Option<u64> {
-        let known = self.known();
-        let piloted = known.piloted.as_ref().filter(|_| known.answers())?;
-        piloted.limit_bytes
-    }
-
     /// Its status and what it last told the pilot; none: it cannot be expected to answer now.
     pub fn piloted(&self) -> Option<(VmStatus, Piloted)> {
         let known = self.known();

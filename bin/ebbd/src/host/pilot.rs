@@ -15,8 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ebb_api::{DecisionFigures, PilotAction, PilotMode, PilotSight, VmName};
-use ebb_policy::pilot::{Action, Decision, HostRule, Pilot, Stage, VmRule, VmSight};
+use ebb_policy::pilot::{Action, Decision, HostSight, Pilot, Stage, VmRule, VmSight};
 use ebb_policy::pressure::HostMemory;
+use ebb_units::Bytes;
 
 use self::act::{Act, Acts};
 use self::attach::Attacher;
@@ -132,6 +133,8 @@ impl Noted {
         let (action, bytes, from_bytes, to_bytes) = match self.decision.action {
             Action::Reclaim { bytes } => (PilotAction::Reclaim, Some(bytes), None, None),
             Action::Limit { from, to } => (PilotAction::Limit, None, from, to),
+            Action::Resize { from, to } => (PilotAction::Resize, None, Some(from), Some(to)),
+            Action::Compress { from, to } => (PilotAction::Compress, None, Some(from), to),
         };
         let (number, why) = (self.number, self.decision.why.clone());
         let outcome = self.outcome.clone()?;
@@ -159,8 +162,8 @@ struct Keeper {
     daemon: Daemon,
     stall_percent: Option<u32>,
     pilot: Pilot,
-    /// Opened once the pilot is on.
-    reader: Option<HostReader>,
+    /// Opened once the pilot is on, and the part of the time in which tasks may wait, in percent.
+    reader: Option<(HostReader, Option<u32>)>,
     acts: Acts,
     attacher: Attacher,
     stage: Stage,
@@ -191,18 +194,20 @@ impl Keeper {
             self.lift();
             return Ok(());
         }
-        let stall_permille = self.stall_percent.map(|percent| percent * 10);
-        let rule = HostRule { reserve: settings.reserve(), stall_permille };
+        let rule = settings.host_rule(self.stall_percent);
         if settings.attach && settings.mode == PilotMode::On {
             self.attacher.look(&self.daemon).await;
         }
-        let memory = self.read().await?;
+        let memory = self.read(settings.stall_percent(self.stall_percent)).await?;
         let sights = self.sights(|name| settings.rule(name));
         let now = self.began.elapsed();
-        let decisions = self.pilot.look(now, rule, &memory, &sights);
+        let host = HostSight { memory: &memory, swap_bytes: self.swap_bytes() };
+        let decisions = self.pilot.look(now, rule, host, &sights);
         self.tell_stage(&memory);
-        let sight = sight::for_clients(now, &memory, &sights);
-        let (stage, host) = (self.stage, memory.to_string());
+        let sight = sight::for_clients(now, host, &sights);
+        let swap = { settings.swap_max_bytes }
+            .map(|most| format!(", swap files {} of {}", Bytes(host.swap_bytes), Bytes(most)));
+        let (stage, host) = (self.stage, memory.to_string() + &swap.unwrap_or_default());
         self.daemon.pilot().saw(Some(Looked { stage, host, sight }));
         for decision in decisions {
             self.carry_out(decision, settings.mode);
@@ -214,16 +219,22 @@ impl Keeper {
     }
 
     /// Reads the host's memory away from the threads that answer requests.
-    async fn read(&mut self) -> io::Result<HostMemory> {
-        let (reader, percent) = (self.reader.take(), self.stall_percent);
+    async fn read(&mut self, percent: Option<u32>) -> io::Result<HostMemory> {
+        let reader = self.reader.take().filter(|(_, before)| *before == percent);
         let (reader, memory) = apart(move || {
-            let mut reader = reader.unwrap_or_else(|| HostReader::open(percent));
+            let mut reader = reader.map_or_else(|| HostReader::open(percent), |(reader, _)| reader);
             let memory = reader.read(false);
             (reader, memory)
         })
         .await?;
-        self.reader = Some(reader);
+        self.reader = Some((reader, percent));
         memory
+    }
+
+    /// What all swap files take, as a VM's process last saw it.
+    fn swap_bytes(&self) -> u64 {
+        let each = self.daemon.listings().into_iter().filter_map(|(_, listing)| listing.piloted());
+        each.map(|(status, _)| status.limit.all_swap_files_bytes).max().unwrap_or(0)
     }
 
     /// The VMs as they published themselves last. A VM for which something is being done is left
@@ -265,12 +276,16 @@ impl Keeper {
         }
     }
 
-    /// Lifts the limits that the pilot has set: it acts no more.
+    /// Takes back what the pilot has set: it acts no more.
     fn lift(&mut self) {
         for (name, listing) in self.daemon.listings() {
-            let Some(limit) = listing.pilot_limit() else { continue };
-            if !self.acts.is_busy(&name) && !self.acts.has_failed(&name) {
-                self.acts.begin(&self.daemon, Act::lift(self.daemon.pilot(), &name, limit));
+            if self.acts.is_busy(&name) || self.acts.has_failed(&name) {
+                continue;
+            }
+            let piloted = listing.piloted().map(|(_, piloted)| piloted);
+            let lift = |piloted| Act::lift(self.daemon.pilot(), &name, &piloted);
+            if let Some(act) = piloted.and_then(lift) {
+                self.acts.begin(&self.daemon, act);
             }
         }
     }

@@ -7,6 +7,7 @@ use std::{fs, io};
 use ebb_api::{
     Accelerator, Backing, Confinement, DiskRequest, Mode, OnViolation, SizeMechanism, VmName,
 };
+use ebb_policy::pilot::COMPRESSED_PART;
 use ebb_units::{Gpa, Hva};
 use ebb_vm::Region;
 use ebb_vm::layout::KnownRegion;
@@ -100,6 +101,12 @@ pub struct Record {
     /// Whether the pilot has set the limit.
     #[serde(default)]
     pub is_piloted: bool,
+    /// Most memory of its compressed pages, as the pilot has set it; none: the pilot has set none.
+    #[serde(default)]
+    pub piloted_compressed_bytes: Option<u64>,
+    /// Its size before the pilot changed it; none: the size is not the pilot's.
+    #[serde(default)]
+    pub piloted_full_bytes: Option<u64>,
     /// The limit's low mark, if one was asked for.
     #[serde(default)]
     pub low_bytes: Option<u64>,
@@ -317,10 +324,19 @@ impl Record {
         self.regions.iter().filter(|region| region.unplugged).map(|region| region.bytes).sum()
     }
 
-    /// Most memory of its compressed pages: by its tiers, else by the daemon's settings.
+    /// Most memory of its compressed pages: by its tiers, else by the pilot, else by the daemon's
+    /// settings.
     pub fn compressed_bytes(&self) -> u64 {
         let own = self.tiers.as_ref().map(|tiers| tiers.compressed_bytes);
-        own.unwrap_or(self.settings.compressed_bytes)
+        own.or(self.piloted_compressed_bytes).unwrap_or(self.settings.compressed_bytes)
+    }
+
+    /// The most that this can ever be: what the store is made for.
+    pub fn compressed_most_bytes(&self) -> u64 {
+        match self.tiers {
+            Some(_) => self.compressed_bytes(),
+            None => self.compressed_bytes().max(self.memory_bytes() / COMPRESSED_PART),
+        }
     }
 
     /// Reads the record; none: the VM was never managed, or is detached.

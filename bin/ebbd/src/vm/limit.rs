@@ -77,6 +77,7 @@ impl Limit {
         }
         cx.record.change(|record| {
             (record.limit_bytes, record.is_piloted) = (request.bytes, false);
+            record.piloted_compressed_bytes = None;
             (record.low_bytes, record.high_bytes) = (request.low_bytes, request.high_bytes);
         })
     }
@@ -86,7 +87,9 @@ impl Limit {
         (self.stuck, self.failure) = (None, None);
         cx.no_room = None;
         self.limiter.iter_mut().for_each(Limiter::end_search);
-        cx.pager.residency().limit_store_memory(compressed_bytes(cx));
+        if let Err(error) = limit_store_memory(cx) {
+            tracing::warn!("it goes on with the compressed memory that it has: {error}");
+        }
         if cx.marks().is_none() {
             (self.limiter, self.last_failure) = (None, None);
             return cx.pager.room().lift();
@@ -349,6 +352,11 @@ pub fn slow_faults(cx: &VmContext) {
     let Some(marks) = cx.marks() else { return };
     let (tell, wait) = marks.pressure();
     cx.pager.room().set_marks(tell, wait);
+}
+
+/// Has compressed pages take no more memory than they may.
+fn limit_store_memory(cx: &VmContext) -> io::Result<()> {
+    cx.pager.residency().limit_store_memory(compressed_bytes(cx))
 }
 
 /// Returns how much memory compressed pages may take, in bytes. It is part of the limit, if there

@@ -172,9 +172,14 @@ fn open_store(
         };
         Ok::<_, StoreError>(swap_room::among_others(disk?, swap))
     };
-    match record.compressed_bytes() {
-        0 if !ebb_store::has_compressed(directory)? => Ok(Box::new(disk()?)),
-        bytes => match Compressed::open(directory, bytes, disk()?) {
+    let (bytes, most_bytes) = (record.compressed_bytes(), record.compressed_most_bytes());
+    match ebb_store::has_compressed(directory)? {
+        false if most_bytes == 0 || bytes == 0 && !ebb_store::is_in_memory(directory)? => {
+            Ok(Box::new(disk()?))
+        }
+        false if bytes == 0 => Ok(Box::new(Compressed::prepare(directory, most_bytes, disk()?)?)),
+        // It is limited to what it may take before anything is saved.
+        _ => match Compressed::open(directory, most_bytes, disk()?) {
             // A VM that is recovered does not wait for room that it did not need so far.
             Err(StoreError::RunDirectory(error)) if !ebb_store::has_compressed(directory)? => {
                 tracing::warn!("the VM goes on without compressed memory: {error}");

@@ -3,15 +3,21 @@
 use ebb_reclaim::limit::marks::floor_bytes;
 
 use super::context::VmContext;
+use super::context::shared_size::SharedSize;
 use super::limit::{Limit, by_pilot};
+use super::resize::Resize;
 use crate::model::api_error::{Answer, failed};
-use crate::model::piloted::Piloted;
+use crate::model::piloted::{Piloted, PilotedCompressed};
 
 /// Returns what the pilot wants to know of the VM.
 ///
 /// # Errors
 /// As fstat(2) of the VM's RAM.
-pub fn of(cx: &VmContext, limit: &Limit) -> Answer<Piloted> {
+pub fn of(
+    cx: &VmContext,
+    limit: &Limit,
+    (resize, shared): (&Resize, &SharedSize),
+) -> Answer<Piloted> {
     let memory_bytes = cx.memory_bytes();
     Ok(Piloted {
         taken_bytes: cx.pager.residency().taken_bytes().map_err(failed("the VM's RAM"))?,
@@ -19,6 +25,17 @@ pub fn of(cx: &VmContext, limit: &Limit) -> Answer<Piloted> {
         floor_bytes: floor_bytes(memory_bytes),
         working_bytes: limit.active_bytes(),
         limit_bytes: cx.record.limit_bytes.filter(|_| cx.record.is_piloted),
+        compressed: compressed(cx),
+        size: resize.piloted(cx, shared),
         left_alone: by_pilot::may_limit(cx).err().map(|why| why.to_string()),
+    })
+}
+
+/// Its compressed memory; none: its store cannot compress.
+fn compressed(cx: &VmContext) -> Option<PilotedCompressed> {
+    let can_compress = cx.pager.residency().store_usage().memory_slots > 0;
+    can_compress.then(|| PilotedCompressed {
+        most_bytes: cx.record.compressed_bytes(),
+        is_piloted: cx.record.piloted_compressed_bytes.is_some(),
     })
 }

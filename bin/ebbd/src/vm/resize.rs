@@ -2,6 +2,7 @@
 
 mod balloon;
 mod blocked;
+mod by_pilot;
 mod parts;
 mod progress;
 mod report;
@@ -41,6 +42,10 @@ const POLL_IDLE_S: u64 = 5;
 pub struct Resize {
     /// When the last step was made.
     stepped: Option<Instant>,
+    /// When QEMU was last asked for the guest's figures.
+    looked: Option<Instant>,
+    /// Whether they were asked for because of the pilot.
+    is_piloted: bool,
     progress: Option<Progress>,
     balloon: BalloonControl,
     /// What the shared allocator has not been asked for yet, even if a later request failed.
@@ -78,11 +83,13 @@ impl Resize {
     /// # Errors
     /// The VMM does not tell.
     pub fn look(&mut self, cx: &mut VmContext) -> Answer<()> {
+        let is_watched = cx.record.size.is_some() || is_piloted(cx);
         cx.qmp.reconnect();
         let qmp = cx.qmp.socket();
         let qmp = qmp.ok_or_else(|| not_allowed("QEMU's QMP socket does not answer"))?;
         let found = Capabilities::ask(qmp, &cx.growth).map_err(not_allowed)?;
-        let wanted_s = if cx.record.size.is_some() { POLL_BUSY_S } else { POLL_IDLE_S };
+        let wanted_s = if is_watched { POLL_BUSY_S } else { POLL_IDLE_S };
+        self.looked = Some(Instant::now());
         self.balloon.poll(qmp, &found, wanted_s).map_err(not_allowed)?;
         cx.capabilities = Some(found);
         Ok(())
@@ -92,6 +99,19 @@ impl Resize {
     pub fn glance(&mut self, cx: &mut VmContext) {
         if let Err(error) = self.look(cx) {
             tracing::debug!("its size: {error}");
+        }
+    }
+
+    /// Has the figures of a guest at hand whose limit the pilot decides: the pilot relieves a guest
+    /// that is short of memory.
+    pub fn keep_figures(&mut self, cx: &mut VmContext) {
+        let was_piloted = std::mem::replace(&mut self.is_piloted, is_piloted(cx));
+        let has_balloon = cx.capabilities.as_ref().is_none_or(|found| found.balloon.is_some());
+        let is_due = self.looked.is_none_or(|looked| looked.elapsed() >= STEP_EVERY);
+        // Once more after the pilot: the guest need not tell its figures that often any more.
+        let is_wanted = if self.is_piloted { is_due } else { was_piloted };
+        if is_wanted && has_balloon && cx.record.size.is_none() {
+            self.glance(cx);
         }
     }
 
@@ -325,4 +345,9 @@ impl Resize {
     pub fn give_balloon_back(&mut self, cx: &mut VmContext) {
         self.balloon.give_back(cx);
     }
+}
+
+/// Whether the pilot has set the VM's limit.
+fn is_piloted(cx: &VmContext) -> bool {
+    cx.record.is_piloted && cx.record.limit_bytes.is_some()
 }

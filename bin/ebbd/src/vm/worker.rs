@@ -159,7 +159,8 @@ impl Worker {
         self.publish_at = Instant::now() + PUBLISH_EVERY;
         let member = member::of(&self.cx, &mut self.limit, &mut self.tiering);
         self.notice_removed_swap();
-        let piloted = piloted::of(&self.cx, &self.limit);
+        let size = (&self.resize, &self.hyperalloc.shared_size());
+        let piloted = piloted::of(&self.cx, &self.limit, size);
         match (status::of(&self.knowing(), false), member, piloted) {
             (Ok(status), Ok(member), Ok(piloted)) => {
                 self.publisher.publish(status, member, Some(piloted));
@@ -219,6 +220,7 @@ impl Worker {
         }
         self.keep_shared_size();
         self.with_size(|size| size.keep());
+        self.resize.keep_figures(&mut self.cx);
         self.keep_limit(open);
         self.limit.write_back_unlimited(&mut self.cx);
         self.keep_heat();

@@ -151,7 +151,7 @@ fn no_slot_in_memory_is_kept() {
     daemon.assert_none_kept();
     assert_eq!(daemon.pager.residency().store_usage().compressed_pages, 0);
     assert_eq!(daemon.evict(FRAMES), saved(8));
-    daemon.pager.residency().limit_store_memory(0);
+    daemon.pager.residency().limit_store_memory(0).unwrap();
     while daemon.pager.evictor().write_back().unwrap() > 0 {}
     assert_eq!(daemon.slots(), 8);
     daemon.bring_back(FRAMES);
@@ -189,7 +189,7 @@ fn what_is_kept_makes_room_for_what_moves_to_the_disk() {
     };
     FRAMES.frames().for_each(|gfn| daemon.write(gfn, &small(gfn)));
     assert_eq!(daemon.evict(FRAMES), saved(8));
-    daemon.pager.residency().limit_store_memory(0);
+    daemon.pager.residency().limit_store_memory(0).unwrap();
     while daemon.pager.evictor().write_back().unwrap() > 0 {}
     assert_eq!(daemon.pager.residency().store_usage().compressed_pages, 0);
     FRAMES.frames().for_each(|gfn| daemon.reads(gfn, &small(gfn)));

@@ -20,6 +20,8 @@ pub(super) struct Budget {
     /// Available now, and what VMs are about to give.
     available: i128,
     reserve: i128,
+    /// What stays with the host whatever VMs miss.
+    kept: i128,
     /// Taken in this look.
     taken: i128,
     /// Given to VMs in this look that missed memory.
@@ -45,9 +47,16 @@ impl Budget {
             Stage::Critical => vms.iter().filter(gives).map(|vm| i128::from(warm(vm))).sum(),
             _ => 0,
         };
+        let reserve = reserve_of(tightest);
+        let kept = match stage {
+            // What was taken from those who miss it does not go back to them.
+            Stage::Critical => with_margin(reserve / 2),
+            _ => reserve / 2,
+        };
         Budget {
             available: i128::from(tightest.available_bytes) + coming_bytes,
-            reserve: reserve_of(tightest),
+            reserve,
+            kept,
             taken: 0,
             given: 0,
             lent,
@@ -55,8 +64,7 @@ impl Budget {
     }
 
     fn below(&self, border: i128) -> u64 {
-        let goal = border + border * GOAL_SIXTEENTHS / 16;
-        unsigned(goal - self.available - self.taken)
+        unsigned(with_margin(border) - self.available - self.taken)
     }
 
     /// What is yet to be taken until there is twice the reserve.
@@ -69,6 +77,11 @@ impl Budget {
         self.below(self.reserve)
     }
 
+    /// What is yet to be taken until the host's stage is not critical.
+    pub fn lacks_last(&self) -> u64 {
+        self.below(self.reserve / 2)
+    }
+
     /// Notes that so much is taken.
     pub fn take(&mut self, bytes: u64) {
         self.taken += i128::from(bytes);
@@ -76,8 +89,7 @@ impl Budget {
 
     /// What VMs may get in this second because the host has too much.
     pub fn to_give(&self) -> u64 {
-        let border = 2 * self.reserve;
-        let surplus = self.available - border - border * GOAL_SIXTEENTHS / 16 - self.given;
+        let surplus = self.available - with_margin(2 * self.reserve) - self.given;
         match unsigned(surplus) {
             0 => 0,
             surplus => unsigned(i128::from(surplus) / SURPLUS_PART).max(GIVE_LEAST_BYTES),
@@ -91,13 +103,17 @@ impl Budget {
         let left = self.available - self.given;
         let room = match vm.rule.class {
             Class::Batch if !vm.waits => (left - self.reserve) / BATCH_PART,
-            Class::Batch => left - self.reserve / 2,
-            Class::Normal | Class::Latency => left - self.reserve / 2 + self.lent,
+            Class::Batch => left - self.kept,
+            Class::Normal | Class::Latency => left - self.kept + self.lent,
         };
         let bytes = wanted.min(unsigned(room));
         self.given += i128::from(bytes);
         bytes
     }
+}
+
+fn with_margin(border: i128) -> i128 {
+    border + border * GOAL_SIXTEENTHS / 16
 }
 
 fn unsigned(bytes: i128) -> u64 {

@@ -19,6 +19,21 @@ pub enum Action {
         /// The limit from now on.
         to: Option<u64>,
     },
+    /// Change the most memory that its compressed pages may take. What is above it goes to the swap
+    /// file.
+    Compress {
+        /// The bytes until now.
+        from: u64,
+        /// The bytes from now on. `None`: as the daemon has it for all VMs.
+        to: Option<u64>,
+    },
+    /// Have its guest plug or unplug memory.
+    Resize {
+        /// What its guest was to have until now, in bytes.
+        from: u64,
+        /// What it is to have from now on, in bytes.
+        to: u64,
+    },
 }
 
 /// A decision, with its reason.
@@ -45,6 +60,13 @@ impl fmt::Display for Action {
                 limit(f, from)?;
                 f.write_str(" -> ")?;
                 limit(f, to)
+            }
+            Action::Resize { from, to } => write!(f, "size {} -> {}", Bytes(from), Bytes(to)),
+            Action::Compress { from, to: Some(to) } => {
+                write!(f, "compressed memory {} -> {}", Bytes(from), Bytes(to))
+            }
+            Action::Compress { from, to: None } => {
+                write!(f, "compressed memory {} -> as ebbd --compressed", Bytes(from))
             }
         }
     }

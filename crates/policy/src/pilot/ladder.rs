@@ -4,14 +4,18 @@
 //! |---|---|---|
 //! | free | free memory of guests | all |
 //! | cold | what a VM does not work with | batch VMs first, then normal, then latency |
+//! | plugged | memory that guests can spare, and unplug (`size`) | as cold, while the host is short |
+//! | disk | compressed pages, which go to the swap file | as cold, while the host is short |
 //! | warm | what a VM works with | batch VMs, while the host's stage is critical |
+//! | last | what a VM works with | normal VMs, then latency, while the host's stage is critical |
 //! | probe | a little of what it seems to work with, while nobody has cold memory | as cold |
 //!
 //! What a VM works with is known only roughly. A probe finds out: if the VM misses the memory, it
 //! is relieved, and its limit rests longer each time.
 //!
 //! Within a VM, its eviction takes first what costs least: pages that a disk holds, then clean
-//! ones, then those that must be compressed or written.
+//! ones, then those that must be compressed or written. While the host is tight, VMs that give get
+//! compressed memory, which is a part of what they take.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,7 +24,7 @@ use ebb_units::Bytes;
 
 use super::budget::Budget;
 use super::decision::{Action, Decision};
-use super::rule::{Class, WEIGHT_DEFAULT};
+use super::rule::{COMPRESSED_PART, Class, WEIGHT_DEFAULT};
 use super::sight::VmSight;
 use super::stage::Stage;
 use super::state::VmState;
@@ -31,19 +35,21 @@ const SPARE_LEAST_BYTES: u64 = 16 << 20;
 /// A limit is changed by this part of a VM's memory at least.
 const STEP_PART: u64 = 256;
 /// A limit goes up by this part of a VM's memory in a second, as far as the host has it.
-const GIVE_PART: u64 = 32;
+pub(super) const GIVE_PART: u64 = 32;
 /// A probe takes this part of a VM's memory in a second.
 const PROBE_PART: u64 = 100;
 
-type States = BTreeMap<String, VmState>;
-type Vm<'v> = (&'v VmSight, &'v mut VmState);
+pub(super) type States = BTreeMap<String, VmState>;
+pub(super) type Vm<'v> = (&'v VmSight, &'v mut VmState);
 
 /// What a look has decided so far.
 pub(super) struct Round<'a> {
-    now: Duration,
-    host: &'a HostMemory,
-    stage: Stage,
-    budget: Budget,
+    pub(super) now: Duration,
+    pub(super) host: &'a HostMemory,
+    /// Whether the swap files are full, so that nothing in use is taken.
+    is_full: bool,
+    pub(super) stage: Stage,
+    pub(super) budget: Budget,
     /// Whether a limit was lowered in this look.
     has_lowered: bool,
     pub decisions: Vec<Decision>,
@@ -53,7 +59,11 @@ pub(super) struct Round<'a> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rung {
     Cold,
+    /// What is compressed goes to the swap file.
+    Disk,
     Warm,
+    /// What VMs work with that are no batch VMs: the host needs it to live.
+    Last,
     Probe,
     /// A probe of a VM of which nothing is known yet.
     FirstProbe,
@@ -66,18 +76,34 @@ fn is_lower_and_warm(vm: &VmSight) -> bool {
         && vm.warm_bytes() > vm.memory_bytes / PROBE_PART
 }
 
-const LOWEST_FIRST: [Class; 3] = [Class::Batch, Class::Normal, Class::Latency];
+/// The VMs of a class, those first that have least for their weight: they are given memory first, so
+/// that the VMs of a class share what there is by their weights.
+fn poorest_first(vms: &[VmSight], class: Class) -> Vec<&VmSight> {
+    let mut of_class: Vec<&VmSight> = vms.iter().filter(|vm| vm.rule.class == class).collect();
+    let part =
+        |vm: &VmSight| (u128::from(vm.has_bytes()) << 32) / u128::from(vm.rule.weight.max(1));
+    of_class.sort_by_key(|vm| part(vm));
+    of_class
+}
+
+pub(super) const LOWEST_FIRST: [Class; 3] = [Class::Batch, Class::Normal, Class::Latency];
 const HIGHEST_FIRST: [Class; 3] = [Class::Latency, Class::Normal, Class::Batch];
 
 impl<'a> Round<'a> {
-    pub fn new(now: Duration, host: &'a HostMemory, stage: Stage, budget: Budget) -> Round<'a> {
-        Round { now, host, stage, budget, has_lowered: false, decisions: Vec::new() }
+    pub fn new(
+        now: Duration,
+        (host, is_full): (&'a HostMemory, bool),
+        stage: Stage,
+        budget: Budget,
+    ) -> Round<'a> {
+        let (has_lowered, decisions) = (false, Vec::new());
+        Round { now, host, is_full, stage, budget, has_lowered, decisions }
     }
 
     /// Raises the limits of VMs that miss memory, and bounds those that have more than they may.
     pub fn relieve_all(&mut self, vms: &[VmSight], states: &mut States) {
         for class in HIGHEST_FIRST {
-            for vm in vms.iter().filter(|vm| vm.rule.class == class && vm.may_give()) {
+            for vm in poorest_first(vms, class).into_iter().filter(|vm| vm.may_give()) {
                 if let Some(state) = states.get_mut(&vm.name) {
                     self.relieve((vm, state));
                 }
@@ -87,8 +113,13 @@ impl<'a> Round<'a> {
 
     fn relieve(&mut self, (vm, state): Vm<'_>) {
         state.judged();
+        self.plug_needed((vm, &mut *state));
+        if state.is_decided(self.now) {
+            return;
+        }
         let most = vm.most_bytes();
-        if most < vm.memory_bytes && vm.limit_bytes.is_none_or(|limit| limit > most) {
+        let is_above = vm.limit_bytes.is_none_or(|limit| limit > most);
+        if most < vm.memory_bytes && is_above && !self.is_full {
             let step = vm.memory_bytes / Stage::Short.rate_part();
             let to = most.max(vm.has_bytes().saturating_sub(step));
             return self.limit(
@@ -97,15 +128,21 @@ impl<'a> Round<'a> {
                 format!("it may have {} at most", Bytes(most)),
             );
         }
-        let Some(limit) = vm.limit_bytes.filter(|_| state.misses_memory(vm)) else { return };
+        let is_short = state.misses_memory(vm) || state.may_ease(vm, self.now);
+        let Some(limit) = vm.limit_bytes.filter(|_| is_short) else { return };
         let wanted = state.relief_bytes(vm).min(most.saturating_sub(limit));
         let bytes = self.budget.relieve(vm, wanted);
         if bytes < vm.memory_bytes / STEP_PART {
             return;
         }
-        let why = match state.missed_bytes() {
-            0 => "its guest waits for room".to_owned(),
-            bytes => format!("{} of evicted memory came back within seconds", Bytes(bytes)),
+        let why = match (state.missed_bytes(), vm.pressed()) {
+            (0, Some(guest)) if !vm.waits => format!(
+                "its guest is short of memory: {} of {} available",
+                Bytes(guest.available_bytes),
+                Bytes(guest.total_bytes)
+            ),
+            (0, _) => "its guest waits for room".to_owned(),
+            (bytes, _) => format!("{} of evicted memory came back within seconds", Bytes(bytes)),
         };
         state.relieved(self.now);
         self.raise((vm, state), limit.saturating_add(bytes), why);
@@ -114,9 +151,22 @@ impl<'a> Round<'a> {
     /// Takes from VMs what the host lacks.
     pub fn take(&mut self, vms: &[VmSight], states: &mut States) {
         self.reclaim(vms, states);
+        if self.is_full {
+            return;
+        }
+        if self.stage == Stage::Tight {
+            self.widen(vms, states);
+        }
         LOWEST_FIRST.into_iter().for_each(|class| self.lower(vms, states, (Rung::Cold, class)));
+        if self.stage >= Stage::Short {
+            self.unplug(vms, states);
+            LOWEST_FIRST.into_iter().for_each(|class| self.lower(vms, states, (Rung::Disk, class)));
+        }
         if self.stage == Stage::Critical {
             self.lower(vms, states, (Rung::Warm, Class::Batch));
+            // Nobody keeps the host from what it needs to live: by class and weight all have less.
+            self.lower(vms, states, (Rung::Last, Class::Normal));
+            self.lower(vms, states, (Rung::Last, Class::Latency));
         }
         // While there is memory that is known to be cold, only VMs of which nothing is known give.
         let rung = if self.has_lowered { Rung::FirstProbe } else { Rung::Probe };
@@ -131,8 +181,11 @@ impl<'a> Round<'a> {
         self.reclaim(vms, states);
         let mut left = self.budget.to_give();
         for class in HIGHEST_FIRST {
-            for vm in vms.iter().filter(|vm| vm.rule.class == class) {
+            for vm in poorest_first(vms, class) {
                 let state = states.get_mut(&vm.name).filter(|state| self.may_change(vm, state));
+                let Some(state) = state else { continue };
+                left = left.saturating_sub(self.plug((vm, &mut *state), left));
+                let state = Some(state).filter(|state| !state.is_decided(self.now));
                 let (Some(limit), Some(state)) = (vm.limit_bytes, state) else { continue };
                 let bytes = (vm.memory_bytes / GIVE_PART).min(left);
                 if limit < vm.most_bytes() && bytes >= vm.memory_bytes / STEP_PART {
@@ -164,6 +217,26 @@ impl<'a> Round<'a> {
         }
     }
 
+    /// Gives VMs compressed memory before they lose memory in use: what comes back from there comes
+    /// back sooner.
+    fn widen(&mut self, vms: &[VmSight], states: &mut States) {
+        if self.budget.lacks() == 0 {
+            return;
+        }
+        for vm in vms.iter().filter(|vm| vm.warm_bytes() >= vm.memory_bytes / STEP_PART) {
+            let state = states.get_mut(&vm.name).filter(|state| self.may_change(vm, state));
+            let (Some(state), Some(compressed)) = (state, vm.compressed) else { continue };
+            let to = vm.memory_bytes / COMPRESSED_PART;
+            if compressed.most_bytes < to && state.may_widen(self.now) {
+                let why = format!(
+                    "cold memory is compressed before it goes to the swap file; the host is {}: {}",
+                    self.stage, self.host
+                );
+                self.compress((vm, state), to, why);
+            }
+        }
+    }
+
     /// Lowers limits of VMs of a class by a part of what they have on the rung, until the host
     /// lacks nothing more. VMs of less weight give more.
     fn lower(&mut self, vms: &[VmSight], states: &mut States, (rung, class): (Rung, Class)) {
@@ -179,10 +252,10 @@ impl<'a> Round<'a> {
             bytes / u128::from(vm.rule.weight.max(1))
         };
         let all: u128 = giving.iter().map(part).sum();
-        let wanted = u128::from(if rung == Rung::Warm {
-            self.budget.lacks_warm()
-        } else {
-            self.budget.lacks()
+        let wanted = u128::from(match rung {
+            Rung::Disk | Rung::Warm => self.budget.lacks_warm(),
+            Rung::Last => self.budget.lacks_last(),
+            _ => self.budget.lacks(),
         });
         for (vm, most) in giving {
             let share = wanted.saturating_mul(part(&(vm, most))).checked_div(all).unwrap_or(0);
@@ -193,9 +266,13 @@ impl<'a> Round<'a> {
             }
             self.budget.take(bytes);
             self.has_lowered = true;
+            let why = self.why_lowered((vm, state), rung);
+            if rung == Rung::Disk {
+                self.compress((vm, state), vm.compressed_bytes().saturating_sub(bytes), why);
+                continue;
+            }
             state.lowered(self.now);
             let to = vm.has_bytes().saturating_sub(bytes).max(vm.least_bytes());
-            let why = self.why_lowered((vm, state), rung);
             self.limit((vm, state), Some(to), why);
         }
     }
@@ -204,9 +281,10 @@ impl<'a> Round<'a> {
     fn gives(&self, vm: &VmSight, state: &VmState, rung: Rung) -> u64 {
         let (bytes, part) = match (rung, state.working_bytes()) {
             (Rung::Cold, Some(working)) => (vm.cold_bytes(working), self.stage.rate_part()),
-            (Rung::Warm, _) => (u64::MAX, self.stage.rate_part()),
+            (Rung::Warm | Rung::Last, _) => (u64::MAX, self.stage.rate_part()),
             (Rung::Probe, _) | (Rung::FirstProbe, None) => (u64::MAX, PROBE_PART),
             (Rung::Cold, None) | (Rung::FirstProbe, Some(_)) => (0, PROBE_PART),
+            (Rung::Disk, _) => (vm.compressed_bytes(), self.stage.rate_part()),
         };
         bytes.min(vm.warm_bytes()).min(vm.memory_bytes / part)
     }
@@ -218,15 +296,23 @@ impl<'a> Round<'a> {
             None => "what it works with is not known yet".to_owned(),
         };
         let which = match rung {
+            Rung::Disk => {
+                let compressed = Bytes(vm.compressed_bytes());
+                return format!(
+                    "{compressed} are compressed, and go to the swap file; the host is {}: {}",
+                    self.stage, self.host
+                );
+            }
             Rung::Cold => "cold memory",
             Rung::Warm => "memory of a batch VM",
+            Rung::Last => "its part of what the host needs to live",
             Rung::Probe | Rung::FirstProbe => "what it uses least",
         };
         format!("{which}: has {has}, {works}; the host is {}: {}", self.stage, self.host)
     }
 
     /// Whether its limit may be changed, and nothing was decided for it in this look.
-    fn may_change(&self, vm: &VmSight, state: &VmState) -> bool {
+    pub(super) fn may_change(&self, vm: &VmSight, state: &VmState) -> bool {
         vm.may_give() && !state.is_decided(self.now)
     }
 
@@ -235,6 +321,8 @@ impl<'a> Round<'a> {
     fn may_lower(&self, vm: &VmSight, state: &VmState, rung: Rung) -> bool {
         let may_lower = match rung {
             Rung::Warm => state.has_given(vm),
+            // It may miss memory.
+            Rung::Last => state.has_given(vm) && !state.rests(self.now, true),
             _ => state.may_lower(vm, self.now, self.stage == Stage::Critical),
         };
         may_lower && self.may_change(vm, state)
@@ -253,7 +341,14 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn decide(&mut self, vm: &VmSight, action: Action, why: String) {
+    fn compress(&mut self, (vm, state): Vm<'_>, to: u64, why: String) {
+        state.compressed(self.now);
+        state.decided(self.now);
+        let from = vm.compressed.map_or(0, |compressed| compressed.most_bytes);
+        self.decide(vm, Action::Compress { from, to: Some(to) }, why);
+    }
+
+    pub(super) fn decide(&mut self, vm: &VmSight, action: Action, why: String) {
         self.decisions.push(Decision { vm: vm.name.clone(), action, why });
     }
 }

@@ -5,6 +5,9 @@ use crate::pressure::Below;
 /// Weight of a VM for which none was given.
 pub const WEIGHT_DEFAULT: u32 = 100;
 
+/// Compressed pages may take this part of a VM's memory while the host is tight.
+pub const COMPRESSED_PART: u64 = 8;
+
 /// The host's settings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HostRule {
@@ -12,6 +15,8 @@ pub struct HostRule {
     pub reserve: Below,
     /// Thousandths of the time in which some task may wait for memory. `None`: waits do not count.
     pub stall_permille: Option<u32>,
+    /// The most that all swap files are to take. `None`: the pilot does not mind.
+    pub swap_max_bytes: Option<u64>,
 }
 
 /// How much a VM's speed matters.

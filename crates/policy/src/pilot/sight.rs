@@ -1,6 +1,72 @@
 //! A VM as the pilot sees it.
 
-use super::rule::VmRule;
+use super::rule::{HostRule, VmRule};
+use crate::need::MemoryFigures;
+use crate::pressure::HostMemory;
+
+/// The swap files may take this part of their quota less before they count as full no more.
+const ROOM_PART: u64 = 16;
+
+/// The host at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct HostSight<'a> {
+    /// Its memory.
+    pub memory: &'a HostMemory,
+    /// What all swap files take on their disk.
+    pub swap_bytes: u64,
+}
+
+impl<'a> From<&'a HostMemory> for HostSight<'a> {
+    /// A host whose swap files are empty.
+    fn from(memory: &'a HostMemory) -> HostSight<'a> {
+        HostSight { memory, swap_bytes: 0 }
+    }
+}
+
+impl HostSight<'_> {
+    /// Whether nothing more is to be written to the swap files. `was_full`: the same before.
+    pub(super) fn is_full(&self, rule: HostRule, was_full: bool) -> bool {
+        let room = |most: u64| if was_full { most / ROOM_PART } else { 0 };
+        rule.swap_max_bytes.is_some_and(|most| self.swap_bytes >= most - room(most))
+    }
+}
+
+/// Compressed memory of a VM.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CompressedSight {
+    /// Memory that compressed pages take; a part of what is resident.
+    pub bytes: u64,
+    /// The most that they may take.
+    pub most_bytes: u64,
+}
+
+/// The size of a VM that can plug and unplug memory, where the pilot may change it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SizeSight {
+    /// What its guest has.
+    pub bytes: u64,
+    /// What its guest is to have.
+    pub target_bytes: u64,
+    /// What it was to have before the pilot took any.
+    pub full_bytes: u64,
+    /// What it has with nothing plugged.
+    pub base_bytes: u64,
+    /// Sizes are whole numbers of these above that.
+    pub block_bytes: u64,
+}
+
+impl SizeSight {
+    /// The next smaller size that it can have.
+    pub(super) fn below(&self, bytes: u64) -> u64 {
+        let block = self.block_bytes.max(1);
+        self.base_bytes.saturating_add(bytes.saturating_sub(self.base_bytes) / block * block)
+    }
+
+    /// The next larger size that it can have.
+    pub(super) fn above(&self, bytes: u64) -> u64 {
+        self.below(bytes.saturating_add(self.block_bytes.max(1) - 1)).min(self.full_bytes)
+    }
+}
 
 /// A VM at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -23,6 +89,12 @@ pub struct VmSight {
     pub working_bytes: Option<u64>,
     /// Evicted memory that came back within seconds, in all.
     pub refaulted_bytes: u64,
+    /// Its compressed memory. `None`: it can have none.
+    pub compressed: Option<CompressedSight>,
+    /// What its guest says of its own memory. `None`: nothing lately.
+    pub guest: Option<MemoryFigures>,
+    /// Its size. `None`: it plugs nothing, or its size is not the pilot's to change.
+    pub size: Option<SizeSight>,
     /// Whether its guest waits for room below the limit.
     pub waits: bool,
     /// Whether free memory can be reclaimed from it now.
@@ -48,9 +120,23 @@ impl VmSight {
         self.limit_bytes.unwrap_or(u64::MAX).min(self.resident_bytes)
     }
 
-    /// What it takes above its limit.
+    /// What it is to give yet: what it takes above its limit, or what compressed pages take above
+    /// theirs.
     pub(super) fn excess_bytes(&self) -> u64 {
-        self.limit_bytes.map_or(0, |limit| self.resident_bytes.saturating_sub(limit))
+        let resident =
+            self.limit_bytes.map_or(0, |limit| self.resident_bytes.saturating_sub(limit));
+        let above = |it: CompressedSight| it.bytes.saturating_sub(it.most_bytes);
+        resident.max(self.compressed.map_or(0, above))
+    }
+
+    /// What its guest says, if it is about to run out of memory.
+    pub(super) fn pressed(&self) -> Option<MemoryFigures> {
+        self.guest.filter(MemoryFigures::is_pressed)
+    }
+
+    /// Memory that compressed pages take and may keep.
+    pub(super) fn compressed_bytes(&self) -> u64 {
+        self.compressed.map_or(0, |it| it.bytes.min(it.most_bytes))
     }
 
     /// Whether its limit may be lowered at all.

@@ -24,6 +24,13 @@ const RELIEF_PART: u64 = 50;
 const RELIEF_LEAST_BYTES: u64 = 16 << 20;
 /// A VM above its limit by more than this part of its memory has yet to give what was asked for.
 const EXCESS_PART: u64 = 64;
+/// Compressed memory does not grow for this long after its size was changed.
+const COMPRESSED_REST: Duration = Duration::from_secs(60);
+/// A guest that got plugged memory back unplugs none for this long.
+const PLUGGED_REST: Duration = Duration::from_secs(300);
+/// A limit is in a VM's way if the VM takes no less than this part of its memory below it: eviction
+/// goes down to a mark below the limit.
+const NEAR_PART: u64 = 16;
 /// A guest's word on its free memory counts if this part of it could be reclaimed the last time.
 const CREDIT_PART: u64 = 4;
 
@@ -49,6 +56,10 @@ pub(super) struct VmState {
     /// When it was relieved last, and how long its limit rests.
     relieved: Option<Duration>,
     rest: Duration,
+    /// When its guest got plugged memory back last.
+    plugged: Option<Duration>,
+    /// When the size of its compressed memory was changed last.
+    compressed: Option<Duration>,
     /// When free memory was to be reclaimed last, how much, and what was resident then.
     reclaimed: Option<(Duration, u64, u64)>,
 }
@@ -106,6 +117,14 @@ impl VmState {
         vm.limit_bytes.is_some() && (vm.waits || self.missed.0 > most.saturating_mul(seconds))
     }
 
+    /// Whether the limit is raised because the guest is about to run out of memory by its own word:
+    /// it needs what is above the limit, and was not relieved just now.
+    pub fn may_ease(&self, vm: &VmSight, now: Duration) -> bool {
+        let least = vm.limit_bytes.unwrap_or(0).saturating_sub(vm.memory_bytes / NEAR_PART);
+        let is_due = self.relieved.is_none_or(|relieved| now >= relieved + REST_LEAST);
+        vm.pressed().is_some() && vm.resident_bytes >= least && is_due
+    }
+
     /// By how much the limit of a VM is raised that misses memory.
     pub fn relief_bytes(&self, vm: &VmSight) -> u64 {
         let least = (vm.memory_bytes / RELIEF_PART).max(RELIEF_LEAST_BYTES);
@@ -128,11 +147,18 @@ impl VmState {
         self.relieved = Some(now);
     }
 
+    /// Whether the limit rests because it was raised for the VM.
+    pub fn rests(&self, now: Duration, is_critical: bool) -> bool {
+        let rest = if is_critical { self.rest.min(REST_CRITICAL) } else { self.rest };
+        self.relieved.is_some_and(|relieved| now < relieved + rest)
+    }
+
     /// Whether the limit may be lowered: it does not rest, and nothing is missed or yet to come.
     pub fn may_lower(&self, vm: &VmSight, now: Duration, is_critical: bool) -> bool {
-        let rest = if is_critical { self.rest.min(REST_CRITICAL) } else { self.rest };
-        let rests = self.relieved.is_some_and(|relieved| now < relieved + rest);
-        !rests && !self.misses_memory(vm) && self.has_given(vm)
+        let rests = self.rests(now, is_critical);
+        // A guest's own word does not keep a host from what it needs most.
+        let is_pressed = vm.pressed().is_some() && !is_critical;
+        !rests && !is_pressed && !self.misses_memory(vm) && self.has_given(vm)
     }
 
     /// Whether it is as far down as its limit asks, or nearly.
@@ -153,6 +179,26 @@ impl VmState {
     /// Notes that the limit was lowered.
     pub fn lowered(&mut self, now: Duration) {
         self.lowered = Some(now);
+    }
+
+    /// Notes that its guest gets plugged memory back.
+    pub fn plugged(&mut self, now: Duration) {
+        self.plugged = Some(now);
+    }
+
+    /// Whether its guest may be asked to unplug memory.
+    pub fn may_unplug(&self, now: Duration) -> bool {
+        self.plugged.is_none_or(|plugged| now >= plugged + PLUGGED_REST)
+    }
+
+    /// Notes that the size of its compressed memory was changed.
+    pub fn compressed(&mut self, now: Duration) {
+        self.compressed = Some(now);
+    }
+
+    /// Whether its compressed memory may grow.
+    pub fn may_widen(&self, now: Duration) -> bool {
+        self.compressed.is_none_or(|changed| now >= changed + COMPRESSED_REST)
     }
 
     /// Whether free memory is to be reclaimed again: `every` so often.

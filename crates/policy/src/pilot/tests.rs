@@ -1,16 +1,20 @@
 //! The pilot on simulated hosts.
 
+mod compressed;
 mod simulated;
+mod size;
 mod stages;
 
 use std::slice::from_ref;
 use std::time::Duration;
 
 use super::*;
-use crate::pressure::{Below, Budget};
+use crate::need::MemoryFigures;
+use crate::pressure::{Below, Budget, HostMemory};
 
 const MIB: u64 = 1 << 20;
-const RULE: HostRule = HostRule { reserve: Below::Bytes(1024 * MIB), stall_permille: Some(150) };
+const RULE: HostRule =
+    HostRule { reserve: Below::Bytes(1024 * MIB), stall_permille: Some(150), swap_max_bytes: None };
 
 fn memory(available_mib: u64) -> HostMemory {
     let (name, total_bytes) = ("the host".to_owned(), 16384 * MIB);
@@ -30,6 +34,9 @@ fn vm(name: &str) -> VmSight {
         spare_bytes: 0,
         working_bytes: Some(1024 * MIB),
         refaulted_bytes: 0,
+        compressed: None,
+        guest: None,
+        size: None,
         waits: false,
         may_reclaim: true,
         may_limit: true,
@@ -48,7 +55,7 @@ fn once(available_mib: u64, vms: &[VmSight]) -> Vec<Decision> {
 fn limits(decisions: &[Decision]) -> Vec<(&str, Option<u64>)> {
     let limit = |decision: &'_ Decision| match decision.action {
         Action::Limit { to, .. } => Some(to.map(|bytes| bytes / MIB)),
-        Action::Reclaim { .. } => None,
+        Action::Reclaim { .. } | Action::Compress { .. } | Action::Resize { .. } => None,
     };
     decisions.iter().filter_map(|decision| Some((&*decision.vm, limit(decision)?))).collect()
 }
@@ -111,6 +118,32 @@ fn only_batch_vms_lose_what_they_work_with_and_only_when_it_is_critical() {
 }
 
 #[test]
+fn a_critical_host_takes_from_those_who_miss_it_by_class_and_weight() {
+    let missing = |name, class, weight| VmSight {
+        rule: VmRule { class, weight, ..VmRule::default() },
+        limit_bytes: Some(3072 * MIB),
+        working_bytes: Some(3072 * MIB),
+        waits: true,
+        ..vm(name)
+    };
+    let normal = [missing("less", Class::Normal, 100), missing("more", Class::Normal, 300)];
+    let vms = [normal.to_vec(), vec![missing("latency", Class::Latency, 100)]].concat();
+    // 608 MiB are to be available.
+    let decisions = once(400, &vms);
+    assert_eq!(limits(&decisions), [("less", Some(3072 - 156)), ("more", Some(3072 - 52))]);
+    let why = &decisions[0].why;
+    assert!(why.starts_with("its part of what the host needs to live: has 3 GiB"), "{why}");
+    let with_batch = [vms, vec![missing("batch", Class::Batch, 100)]].concat();
+    // It gives enough for all.
+    let decisions = once(400, &with_batch);
+    let lowered: Vec<_> =
+        { limits(&decisions).into_iter() }.filter(|(_, limit)| *limit < Some(3072)).collect();
+    assert_eq!(lowered, [("batch", Some(3072 - 683))]);
+    let latency = [missing("latency", Class::Latency, 100)];
+    assert_eq!(limits(&once(400, &latency)), [("latency", Some(3072 - 208))]);
+}
+
+#[test]
 fn a_vm_of_less_weight_gives_more() {
     let of = |name, weight| VmSight { rule: VmRule { weight, ..VmRule::default() }, ..vm(name) };
     let mut pilot = Pilot::default();
@@ -158,6 +191,37 @@ fn a_vm_that_misses_its_memory_is_relieved_at_once() {
     };
     assert_eq!(later(&mut pilot, 5), []);
     assert_eq!(limits(&later(&mut pilot, 6)).len(), 1, "it has cold memory");
+}
+
+#[test]
+fn a_guest_that_is_short_of_memory_by_its_own_word_is_relieved() {
+    let guest = |available_mib| {
+        Some(MemoryFigures { total_bytes: 4096 * MIB, available_bytes: available_mib * MIB })
+    };
+    let limited = |available_mib| VmSight {
+        limit_bytes: Some(2048 * MIB),
+        resident_bytes: 2040 * MIB,
+        guest: guest(available_mib),
+        ..vm("web")
+    };
+    let mut pilot = Pilot::default();
+    let mut look = |seconds, available_mib, vm: &VmSight| {
+        pilot.look(Duration::from_secs(seconds), RULE, &memory(available_mib), from_ref(vm))
+    };
+    // Half of a sixteenth is the border.
+    let decisions = look(0, 2000, &limited(127));
+    assert_eq!(limits(&decisions), [("web", Some(2048 + 81))]);
+    let why = &decisions[0].why;
+    assert_eq!(why, "its guest is short of memory: 127 MiB of 4 GiB available");
+    // It is neither relieved again at once, nor does it give, unless the host is critical.
+    assert_eq!(look(4, 2000, &limited(127)), []);
+    assert_eq!(limits(&look(5, 2000, &limited(127))), [("web", Some(2048 + 81))]);
+    assert_eq!(look(6, 400, &limited(127)), [], "the limit rests");
+    assert_eq!(limits(&look(10, 400, &limited(127))), [("web", Some(2040 - 683))]);
+    assert_eq!(limits(&once(2000, &[limited(128)])), [("web", Some(2040 - 41))]);
+    // A limit that leaves room is not what the guest lacks.
+    let roomy = VmSight { resident_bytes: 1500 * MIB, ..limited(0) };
+    assert_eq!(once(2000, &[roomy]), []);
 }
 
 #[test]
@@ -209,6 +273,25 @@ fn a_guest_that_lies_about_free_memory_keeps_nobody_from_giving() {
 }
 
 #[test]
+fn nothing_in_use_is_taken_while_the_swap_files_are_full() {
+    let (rule, host) = (HostRule { swap_max_bytes: Some(1600), ..RULE }, memory(400));
+    let mut pilot = Pilot::default();
+    let bounded = VmRule { max_bytes: Some(2000 * MIB), ..VmRule::default() };
+    let vms = [
+        VmSight { spare_bytes: 100 * MIB, ..vm("free") },
+        of_class("batch", Class::Batch),
+        VmSight { rule: bounded, ..vm("bounded") },
+    ];
+    let mut look = |seconds, swap_bytes| {
+        let host = HostSight { memory: &host, swap_bytes };
+        limits(&pilot.look(Duration::from_secs(seconds), rule, host, &vms)).len()
+    };
+    assert_eq!([look(0, 1600), look(5, 1501)], [0, 0], "until a sixteenth of the quota is free");
+    assert_eq!([look(10, 1499), look(15, 1599)], [2, 2], "one gives free memory");
+    assert_eq!(look(20, u64::MAX), 0);
+}
+
+#[test]
 fn relief_leaves_half_of_the_reserve_to_the_host() {
     let missing = |name, class| {
         let limit_bytes = Some(2048 * MIB);
@@ -236,6 +319,24 @@ fn limits_go_up_again_once_the_host_has_enough() {
     assert_eq!(limits(&decisions), [("latency", Some(2048 + 71))]);
     let near = VmSight { limit_bytes: Some(4090 * MIB), ..vm("near") };
     assert_eq!(limits(&once(8192, &[near])), [("near", None)], "its memory is all");
+}
+
+#[test]
+fn those_get_memory_first_that_have_least_for_their_weight() {
+    let limited = |name, weight, mib| VmSight {
+        rule: VmRule { weight, ..VmRule::default() },
+        limit_bytes: Some(mib * MIB),
+        resident_bytes: mib * MIB,
+        ..vm(name)
+    };
+    // 10.2, 10 and 20 MiB for each hundredth.
+    let vms = [limited("a", 100, 1020), limited("b", 200, 2000), limited("c", 100, 2000)];
+    assert_eq!(limits(&once(2432 + 8 * 140, &vms)), [("b", Some(2000 + 128))]);
+    let missing = vms.map(|vm| VmSight { waits: true, ..vm });
+    assert_eq!(
+        limits(&once(512 + 100, &missing)),
+        [("b", Some(2000 + 81)), ("a", Some(1020 + 18))]
+    );
 }
 
 #[test]

@@ -17,7 +17,8 @@ use crate::host::link::Reply;
 use crate::host::registry::Daemon;
 use crate::model::api_error::{Answer, ApiError, failed};
 use crate::model::figures::VmFigures;
-use crate::model::vm_routes::{PILOT_LIMIT, PILOT_RECLAIM};
+use crate::model::piloted::Piloted;
+use crate::model::vm_routes::{PILOT_COMPRESSED, PILOT_LIMIT, PILOT_RECLAIM, PILOT_SIZE};
 
 /// Longest wait for a VM. It counts as failed then, and may be done all the same.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -33,15 +34,24 @@ pub(super) struct Act {
 }
 
 impl Act {
-    /// Lifts a limit because the pilot is off.
-    pub fn lift(state: &PilotState, vm: &VmName, limit_bytes: u64) -> Act {
-        let action = Action::Limit { from: Some(limit_bytes), to: None };
+    /// Takes back what the pilot has set, because it is off: one thing at a time. None: there is
+    /// nothing.
+    pub fn lift(state: &PilotState, vm: &VmName, piloted: &Piloted) -> Option<Act> {
+        let compressed = piloted.compressed.filter(|compressed| compressed.is_piloted);
+        let action = match (piloted.limit_bytes, compressed) {
+            (Some(bytes), _) => Action::Limit { from: Some(bytes), to: None },
+            (None, Some(compressed)) => Action::Compress { from: compressed.most_bytes, to: None },
+            (None, None) => match piloted.size.filter(|size| size.target_bytes < size.full_bytes) {
+                Some(size) => Action::Resize { from: size.target_bytes, to: size.full_bytes },
+                None => return None,
+            },
+        };
         let decision = Decision {
             vm: vm.to_string(),
             action,
             why: "the pilot is off, or in a dry run".into(),
         };
-        Act { number: state.note(&decision, None).unwrap_or(0), decision }
+        Some(Act { number: state.note(&decision, None).unwrap_or(0), decision })
     }
 }
 
@@ -132,7 +142,9 @@ async fn carry_out(daemon: Daemon, name: VmName, action: Action) -> Outcome {
     let doing = async {
         match action {
             Action::Reclaim { bytes } => reclaim(&daemon, &name, bytes).await,
-            Action::Limit { to, .. } => limit(&daemon, &name, to).await,
+            Action::Limit { to, .. } => set(&daemon, &name, PILOT_LIMIT, to).await,
+            Action::Resize { to, .. } => set(&daemon, &name, PILOT_SIZE, to).await,
+            Action::Compress { to, .. } => set(&daemon, &name, PILOT_COMPRESSED, to).await,
         }
     };
     match timeout(PATIENCE, doing).await {
@@ -153,8 +165,9 @@ async fn reclaim(daemon: &Daemon, name: &VmName, bytes: u64) -> Answer<Outcome> 
     Ok(Outcome { text, has_failed: false, in_vain_bytes })
 }
 
-async fn limit(daemon: &Daemon, name: &VmName, limit_bytes: Option<u64>) -> Answer<Outcome> {
-    let reply = send(daemon, name, (Method::PUT, PILOT_LIMIT), &limit_bytes).await?;
+/// Sets something that the VM's process has on record.
+async fn set(daemon: &Daemon, name: &VmName, uri: &str, what: impl Serialize) -> Answer<Outcome> {
+    let reply = send(daemon, name, (Method::PUT, uri), &what).await?;
     let figures = reply.read::<VmFigures>().map_err(failed("the VM's figures"))?;
     if let Some(listing) = daemon.listed(name) {
         listing.publish(figures);

@@ -40,6 +40,11 @@ pub(super) struct Settings {
     /// Whether VMs that somebody else started are attached.
     #[serde(default)]
     pub attach: bool,
+    /// In place of the daemon's option.
+    #[serde(default)]
+    pub stall_percent: Option<u32>,
+    #[serde(default)]
+    pub swap_max_bytes: Option<u64>,
     /// VMs that were detached, and so are not attached again by the pilot.
     #[serde(default)]
     pub left: Vec<Left>,
@@ -134,6 +139,21 @@ impl Settings {
         self.reserve_bytes.is_none().then_some(percent)
     }
 
+    /// The part of the time in which tasks may wait, in percent. `option`: the daemon's. None: waits
+    /// do not count.
+    pub fn stall_percent(&self, option: Option<u32>) -> Option<u32> {
+        self.stall_percent.or(option).filter(|percent| *percent > 0)
+    }
+
+    /// The host's settings as the policy has them.
+    pub fn host_rule(&self, stall_percent: Option<u32>) -> HostRule {
+        HostRule {
+            reserve: self.reserve(),
+            stall_permille: self.stall_percent(stall_percent).map(|percent| percent * 10),
+            swap_max_bytes: self.swap_max_bytes,
+        }
+    }
+
     /// The rule of a VM as the policy has it.
     pub fn rule(&self, name: &VmName) -> VmRule {
         self.rule_of(name).for_policy()
@@ -146,12 +166,16 @@ impl Settings {
 
     /// Sets what the request names; the rest stays.
     pub fn set(&mut self, request: &PilotRequest) {
-        let PilotRequest { mode, reserve_percent, reserve_bytes, attach } = *request;
+        let PilotRequest { mode, reserve_percent, reserve_bytes, .. } = *request;
+        let PilotRequest { attach, stall_percent, swap_max_bytes, .. } = *request;
         self.mode = mode.unwrap_or(self.mode);
         self.attach = attach.unwrap_or(self.attach);
         if reserve_percent.is_some() || reserve_bytes.is_some() {
             (self.reserve_percent, self.reserve_bytes) = (reserve_percent, reserve_bytes);
         }
+        self.stall_percent = stall_percent.or(self.stall_percent);
+        let quota = |bytes| Some(bytes).filter(|bytes| *bytes > 0);
+        self.swap_max_bytes = swap_max_bytes.map_or(self.swap_max_bytes, quota);
     }
 
     /// Sets the rule of a VM. If there are many rules, those of VMs that do not exist are dropped.
@@ -224,5 +248,5 @@ pub fn on_record(run_dir: &Path, vm: &str) -> Result<(HostRule, VmRule), String>
     let record = PilotRecord::open(run_dir).map_err(|error| error.to_string())?;
     let name = vm.parse().map_err(|error: ebb_api::NameError| error.to_string())?;
     let settings = record.settings();
-    Ok((HostRule { reserve: settings.reserve(), stall_permille: None }, settings.rule(&name)))
+    Ok((settings.host_rule(None), settings.rule(&name)))
 }

@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
-use ebb_api::{MayTake, PilotSight, SeenBound, SeenVm, VmName, VmStatus};
-use ebb_policy::pilot::{VmRule, VmSight};
-use ebb_policy::pressure::HostMemory;
+use ebb_api::{BalloonStatus, MayTake, PilotSight, SeenBound, SeenSize, SeenVm, VmName, VmStatus};
+use ebb_policy::need::MemoryFigures;
+use ebb_policy::pilot::{CompressedSight, HostSight, SizeSight, VmRule, VmSight};
 
 use super::record::class_for_clients;
 use crate::model::figures::millis;
-use crate::model::piloted::Piloted;
+use crate::model::piloted::{Piloted, PilotedSize};
+
+/// Figures of a guest count for so many seconds.
+const GUEST_AGE_S: u64 = 5;
 
 /// The VM of these figures.
 pub(super) fn of(name: &VmName, status: &VmStatus, piloted: &Piloted, rule: VmRule) -> VmSight {
@@ -27,6 +30,12 @@ pub(super) fn of(name: &VmName, status: &VmStatus, piloted: &Piloted, rule: VmRu
         spare_bytes: spare,
         working_bytes: piloted.working_bytes,
         refaulted_bytes: status.limit.refaulted_total_bytes,
+        size: piloted.size.map(size),
+        guest: status.balloon.as_ref().and_then(guest),
+        compressed: piloted.compressed.map(|compressed| CompressedSight {
+            bytes: status.limit.compressed_bytes,
+            most_bytes: compressed.most_bytes,
+        }),
         waits: status.limit.waits,
         // While its guest waits for room, QEMU may answer nobody.
         may_reclaim: may_take && !status.limit.waits,
@@ -34,8 +43,25 @@ pub(super) fn of(name: &VmName, status: &VmStatus, piloted: &Piloted, rule: VmRu
     }
 }
 
+fn size(size: PilotedSize) -> SizeSight {
+    let PilotedSize { bytes, target_bytes, full_bytes, base_bytes, block_bytes } = size;
+    SizeSight { bytes, target_bytes, full_bytes, base_bytes, block_bytes }
+}
+
+fn seen_size(size: SizeSight) -> SeenSize {
+    let SizeSight { bytes, target_bytes, full_bytes, base_bytes, block_bytes } = size;
+    SeenSize { bytes, target_bytes, full_bytes, base_bytes, block_bytes }
+}
+
+/// What a guest says of its memory; none: it is too old to say how it is now.
+fn guest(balloon: &BalloonStatus) -> Option<MemoryFigures> {
+    let figures = balloon.figures.filter(|figures| figures.age_s <= GUEST_AGE_S)?;
+    let (total_bytes, available_bytes) = (figures.total_bytes?, figures.available_bytes?);
+    Some(MemoryFigures { total_bytes, available_bytes })
+}
+
 /// What the pilot saw, for clients.
-pub(super) fn for_clients(now: Duration, host: &HostMemory, vms: &[VmSight]) -> PilotSight {
+pub(super) fn for_clients(now: Duration, host: HostSight<'_>, vms: &[VmSight]) -> PilotSight {
     let bound = |bound: &ebb_policy::pressure::Budget| SeenBound {
         name: bound.name.clone(),
         total_bytes: bound.total_bytes,
@@ -43,8 +69,9 @@ pub(super) fn for_clients(now: Duration, host: &HostMemory, vms: &[VmSight]) -> 
     };
     PilotSight {
         at_ms: millis(now),
-        bounds: host.bounds().map(bound).collect(),
-        stall_permille: host.stall_permille,
+        bounds: host.memory.bounds().map(bound).collect(),
+        stall_permille: host.memory.stall_permille,
+        swap_bytes: host.swap_bytes,
         vms: vms.iter().filter_map(seen_vm).collect(),
     }
 }
@@ -64,6 +91,11 @@ fn seen_vm(vm: &VmSight) -> Option<SeenVm> {
         spare_bytes: vm.spare_bytes,
         working_bytes: vm.working_bytes,
         refaulted_bytes: vm.refaulted_bytes,
+        compressed_bytes: vm.compressed.map_or(0, |compressed| compressed.bytes),
+        compressed_most_bytes: vm.compressed.map(|compressed| compressed.most_bytes),
+        guest_total_bytes: vm.guest.map(|guest| guest.total_bytes),
+        guest_available_bytes: vm.guest.map(|guest| guest.available_bytes),
+        size: vm.size.map(seen_size),
         waits: vm.waits,
         may_reclaim: vm.may_reclaim,
         may_limit: vm.may_limit,

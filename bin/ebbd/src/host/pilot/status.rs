@@ -97,6 +97,8 @@ pub fn status(daemon: &Daemon) -> PilotStatus {
         reserve_percent: settings.percent(),
         reserve_bytes: settings.reserve_bytes,
         attach: settings.attach,
+        stall_percent: settings.stall_percent,
+        swap_max_bytes: settings.swap_max_bytes,
         stage: known.last.as_ref().map(|last| name_of(last.stage)),
         host: known.last.as_ref().map(|last| last.host.clone()),
         vms,
@@ -165,6 +167,7 @@ fn vm(name: VmName, resident_bytes: u64, piloted: Piloted, settings: &Settings) 
         resident_bytes,
         working_bytes: piloted.working_bytes,
         limit_bytes: piloted.limit_bytes,
+        compressed_most_bytes: piloted.compressed.map(|compressed| compressed.most_bytes),
         left_alone: piloted.left_alone,
         name,
     }

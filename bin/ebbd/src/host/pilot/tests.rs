@@ -13,8 +13,8 @@ use super::*;
 use crate::host::swap_dir::SwapDir;
 use crate::host::testing;
 use crate::model::figures::VmFigures;
-use crate::model::piloted::Piloted;
-use crate::model::vm_routes::{PILOT_LIMIT, PILOT_RECLAIM};
+use crate::model::piloted::{Piloted, PilotedCompressed};
+use crate::model::vm_routes::{PILOT_COMPRESSED, PILOT_LIMIT, PILOT_RECLAIM};
 
 const MIB: u64 = 1 << 20;
 const LONG: Duration = Duration::from_secs(20);
@@ -33,6 +33,8 @@ fn piloted() -> Piloted {
         floor_bytes: 100 * MIB,
         working_bytes: Some(1000 * MIB),
         limit_bytes: None,
+        compressed: None,
+        size: None,
         left_alone: None,
     }
 }
@@ -48,6 +50,12 @@ fn publish(daemon: &Daemon, name: &str, free_mib: u64, piloted: Piloted) {
 /// Stands in for the process of a VM. Its answers wait until they are to come.
 fn serve(daemon: &Daemon, name: &'static str, told: &Told, go: Option<Arc<Notify>>) {
     let (limits, reclaims) = (Arc::clone(told), Arc::clone(told));
+    let sizes = Arc::clone(told);
+    let compressed = move |Json(size): Json<Option<u64>>| {
+        sizes.lock().unwrap().push(format!("{name}: compressed {:?}", size.map(|it| it / MIB)));
+        let (status, member, piloted) = (testing::status(), None, None);
+        async move { Json(VmFigures { number: 0, status, member, piloted }) }
+    };
     let limit = move |Json(limit): Json<Option<u64>>| {
         limits.lock().unwrap().push(format!("{name}: limit {:?}", limit.map(|bytes| bytes / MIB)));
         async move {
@@ -64,6 +72,7 @@ fn serve(daemon: &Daemon, name: &'static str, told: &Told, go: Option<Arc<Notify
         async move { Json(ReclaimReport { bytes, ..testing::status().auto.last.unwrap() }) }
     };
     let router = Router::new().route(PILOT_LIMIT, put(limit));
+    let router = router.route(PILOT_COMPRESSED, put(compressed));
     testing::serve(daemon, name, router.route(PILOT_RECLAIM, post(reclaim)));
 }
 
@@ -223,11 +232,18 @@ async fn limits_are_lifted_when_the_pilot_is_turned_off() {
     let daemon = daemon(home.path());
     serve(&daemon, "web", &notes, None);
     publish(&daemon, "web", 0, Piloted { limit_bytes: Some(2000 * MIB), ..piloted() });
+    // Its compressed memory is as all VMs have it.
+    let compressed = PilotedCompressed { most_bytes: 64 * MIB, is_piloted: false };
     serve(&daemon, "other", &notes, None);
-    publish(&daemon, "other", 0, piloted());
+    publish(&daemon, "other", 0, Piloted { compressed: Some(compressed), ..piloted() });
     let mut keeper = Keeper::new(daemon.clone(), None);
     look(&mut keeper).await;
     assert_eq!(told(&mut keeper, &notes).await, ["web: limit None"]);
+    let compressed = Some(PilotedCompressed { is_piloted: true, ..compressed });
+    publish(&daemon, "other", 0, Piloted { compressed, ..piloted() });
+    publish(&daemon, "web", 0, piloted());
+    look(&mut keeper).await;
+    assert_eq!(told(&mut keeper, &notes).await, ["other: compressed None"]);
     assert_eq!(status(&daemon).decisions[0].why, "the pilot is off, or in a dry run");
 }
 

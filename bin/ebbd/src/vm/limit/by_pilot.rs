@@ -1,8 +1,8 @@
 //! A limit that the pilot sets.
 
 use super::in_flight::may_tell_in_flight;
-use super::{conditions, may_evict};
-use crate::model::api_error::{Answer, not_allowed};
+use super::{conditions, limit_store_memory, may_evict};
+use crate::model::api_error::{Answer, failed, not_allowed};
 use crate::support::open_files::OpenFiles;
 use crate::vm::context::VmContext;
 
@@ -31,6 +31,32 @@ pub fn set(cx: &mut VmContext, limit_bytes: Option<u64>) -> Answer<bool> {
         (record.low_bytes, record.high_bytes) = (None, None);
     })?;
     Ok(true)
+}
+
+/// Puts on record how much memory the VM's compressed pages may take; `None`: as the daemon has it
+/// for all VMs. What is above it goes to the swap file from now on.
+///
+/// # Errors
+/// The VM cannot have compressed memory, or its limit is somebody else's; then nothing has changed.
+pub fn compress(cx: &mut VmContext, bytes: Option<u64>) -> Answer<()> {
+    if bytes.is_none() && cx.record.piloted_compressed_bytes.is_none() {
+        return Ok(());
+    }
+    if bytes.is_some() {
+        may_limit(cx)?;
+    }
+    if bytes.is_some_and(|bytes| bytes > cx.record.compressed_most_bytes()) {
+        return Err(not_allowed("this is more compressed memory than its store is made for"));
+    }
+    let before = cx.record.piloted_compressed_bytes;
+    cx.record.change(|record| record.piloted_compressed_bytes = bytes)?;
+    limit_store_memory(cx).map_err(|error| {
+        // The store is as it was, so the record says so, too.
+        if let Err(unsaved) = cx.record.change(|record| record.piloted_compressed_bytes = before) {
+            tracing::warn!("its compressed memory: {unsaved}");
+        }
+        failed("its compressed memory")(error)
+    })
 }
 
 /// Succeeds if the limit is the pilot's to set.

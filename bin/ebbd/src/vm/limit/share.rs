@@ -74,6 +74,7 @@ fn put_on_record(cx: &mut VmContext, share: Option<Share>, bytes: Option<u64>) -
     let memory_bytes = cx.memory_bytes();
     cx.record.change(|record| {
         (record.share, record.is_piloted) = (share, false);
+        record.piloted_compressed_bytes = None;
         record.limit_bytes = bytes.filter(|&bytes| bytes < memory_bytes);
         (record.low_bytes, record.high_bytes) = (None, None);
     })

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use ebb_api::{DetachReport, LimitRequest, LimitStatus, ResizeReport, ResizeRequest};
 use ebb_pager::OpenGate;
+use tokio::sync::oneshot;
 
 use super::{Next, Outcome, Worker, detach, status};
 use crate::model::api_error::{Answer, ApiError, not_allowed};
@@ -57,7 +58,7 @@ impl Worker {
             }
             Command::Limit(request, to) => drop(to.send(self.set_limit(request))),
             Command::Pressure => self.keep_limit(&mut OpenFiles::default()),
-            Command::Resize(request, to) => drop(to.send(self.begin_resize(request))),
+            Command::Resize(request, to) => drop(to.send(self.resize_by_operator(request))),
             Command::Size(to) => {
                 self.with_size(|size| size.keep());
                 drop(to.send(self.with_size(|size| size.report())));
@@ -76,8 +77,7 @@ impl Worker {
             Command::Heat(to) => drop(to.send(Ok(self.tiering.report()))),
             Command::Share(share, to) => {
                 let answer = self.set_share(share);
-                self.publish();
-                drop(to.send(answer));
+                self.publish_and_answer(answer, to);
             }
             Command::Allow(limit_bytes, to) => {
                 if share::allow(&mut self.cx, limit_bytes) {
@@ -88,8 +88,15 @@ impl Worker {
             }
             Command::PilotLimit(limit_bytes, to) => {
                 let answer = self.set_pilot_limit(limit_bytes);
-                self.publish();
-                drop(to.send(answer));
+                self.publish_and_answer(answer, to);
+            }
+            Command::PilotCompressed(bytes, to) => {
+                let answer = self.set_pilot_compressed(bytes);
+                self.publish_and_answer(answer, to);
+            }
+            Command::PilotSize(bytes, to) => {
+                let answer = self.set_pilot_size(bytes);
+                self.publish_and_answer(answer, to);
             }
             Command::HostPressure(notice, to) => drop(to.send(Ok(self.hear_of_host(notice)))),
             Command::Detach(to) => {
@@ -105,6 +112,12 @@ impl Worker {
             Command::Panicked(why) => return Next::End(Outcome::Panicked(why)),
         }
         Next::Go
+    }
+
+    /// Answers once others can see what has changed.
+    fn publish_and_answer<T>(&mut self, answer: Answer<T>, to: oneshot::Sender<Answer<T>>) {
+        self.publish();
+        drop(to.send(answer));
     }
 
     fn status(&mut self, counts: bool) -> Answer<ebb_api::VmStatus> {
@@ -144,6 +157,13 @@ impl Worker {
         Ok(())
     }
 
+    fn set_pilot_compressed(&mut self, bytes: Option<u64>) -> Answer<()> {
+        if bytes.is_some() {
+            self.look_at_devices();
+        }
+        by_pilot::compress(&mut self.cx, bytes)
+    }
+
     fn set_share(&mut self, share: Option<Share>) -> Answer<()> {
         if share.is_some() {
             self.look_at_devices();
@@ -153,6 +173,20 @@ impl Worker {
             self.apply_limit();
         }
         Ok(())
+    }
+
+    fn resize_by_operator(&mut self, request: ResizeRequest) -> Answer<ResizeReport> {
+        let report = self.begin_resize(request)?;
+        if self.cx.record.piloted_full_bytes.is_some() {
+            self.cx.record.change(|record| record.piloted_full_bytes = None)?;
+        }
+        Ok(report)
+    }
+
+    fn set_pilot_size(&mut self, bytes: u64) -> Answer<()> {
+        let shared = self.hyperalloc.shared_size();
+        let request = self.resize.request_by_pilot(&mut self.cx, bytes, &shared)?;
+        self.begin_resize(request).map(drop)
     }
 
     fn begin_resize(&mut self, request: ResizeRequest) -> Answer<ResizeReport> {

@@ -175,6 +175,29 @@ fn an_eviction_ends_between_two_steps_once_it_is_cancelled() {
     assert_eq!((progress.done_bytes, progress.total_bytes), (report.saved_bytes, Some(FILE_BYTES)));
 }
 
+#[test]
+fn compressed_memory_is_the_pilots_while_the_limit_is() {
+    let Some((mut cx, _machine)) = machine::context() else { return };
+    let _qemu = Qemu::of(&mut cx);
+    let mut worker = worker(cx);
+    let set = |worker: &Worker| worker.cx.record.piloted_compressed_bytes;
+    let pilot = |worker: &mut Worker, bytes| ask(worker, |to| Command::PilotCompressed(bytes, to));
+    pilot(&mut worker, None).expect("there is nothing to take back");
+    pilot(&mut worker, Some(MIB)).expect("nobody else's");
+    assert_eq!(set(&worker), Some(MIB));
+    let why = pilot(&mut worker, Some(u64::MAX)).expect_err("too much").to_string();
+    assert!(why.contains("more compressed memory than its store is made for"), "{why}");
+    assert_eq!((set(&worker), worker.cx.record.compressed_bytes()), (Some(MIB), MIB));
+    pilot(&mut worker, None).expect("none");
+    assert_eq!((set(&worker), worker.cx.record.compressed_bytes()), (None, 0));
+
+    pilot(&mut worker, Some(MIB)).expect("nobody else's");
+    ask(&mut worker, |to| Command::Limit(limit(Some(LESS)), to)).expect("a limit");
+    assert_eq!(set(&worker), None, "whose limit it is, says how it is kept");
+    let why = pilot(&mut worker, Some(MIB)).expect_err("an operator's").to_string();
+    assert!(why.contains("ebb limit has set its limit"), "{why}");
+}
+
 /// A VM with a trusted guest that gives up memory by its balloon.
 fn ballooning() -> Option<(Worker, Machine, Qemu)> {
     let (mut cx, machine) = machine::context()?;

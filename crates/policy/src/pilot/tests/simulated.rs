@@ -15,6 +15,19 @@ struct Guest {
     resident: Resident,
     limit: Option<u64>,
     refaulted: u64,
+    compressed: Zone,
+    /// Whether it tells what it needs.
+    tells: bool,
+    unplugged: u64,
+}
+
+/// Compressed memory. Pages shrink to a half.
+#[derive(Clone, Copy, Debug, Default)]
+struct Zone {
+    taken: u64,
+    most: u64,
+    /// What went from there to the disk.
+    written: u64,
 }
 
 /// What is resident.
@@ -30,18 +43,41 @@ impl Guest {
     fn new(class: Class, memory: u64, working: u64, cold: u64) -> Guest {
         let rule = VmRule { class, ..VmRule::default() };
         let resident = Resident { working, cold, free: memory - working - cold };
-        Guest { rule, memory, working, resident, limit: None, refaulted: 0 }
+        let (limit, compressed) = (None, Zone::default());
+        let (tells, unplugged) = (false, 0);
+        Guest { rule, memory, working, resident, limit, refaulted: 0, compressed, tells, unplugged }
     }
 
     fn resident(&self) -> u64 {
-        self.resident.working + self.resident.cold + self.resident.free
+        self.resident.working + self.resident.cold + self.resident.free + self.compressed.taken
     }
 
     /// A second of work.
     fn work(&mut self) {
-        self.refaulted += self.working.saturating_sub(self.resident.working);
+        let missed = self.working.saturating_sub(self.resident.working);
+        self.refaulted += missed;
         self.resident.working = self.working;
-        let mut over = self.resident().saturating_sub(self.limit.unwrap_or(u64::MAX));
+        let zone = &mut self.compressed;
+        zone.taken = zone.taken.saturating_sub(missed / 2);
+        zone.written += zone.taken.saturating_sub(zone.most);
+        zone.taken = zone.taken.min(zone.most);
+        let before = self.resident();
+        let mut over = before.saturating_sub(self.limit.unwrap_or(u64::MAX));
+        let Resident { working, cold, free } = &mut self.resident;
+        for part in [free, cold, working] {
+            let gone = over.min(*part);
+            (*part, over) = (*part - gone, over - gone);
+        }
+        self.compress(before - self.resident());
+    }
+
+    /// Compresses as much of what was evicted as there is room for, which takes the room of more.
+    fn compress(&mut self, evicted: u64) {
+        let floor = 48 + self.memory / 64;
+        let share = self.limit.map_or(u64::MAX, |limit| limit.saturating_sub(floor) / 2);
+        let room = self.compressed.most.min(share).saturating_sub(self.compressed.taken);
+        let mut over = room.min(evicted / 2);
+        self.compressed.taken += over;
         let Resident { working, cold, free } = &mut self.resident;
         for part in [free, cold, working] {
             let gone = over.min(*part);
@@ -58,6 +94,21 @@ impl Guest {
                 assert_eq!(from, self.limit.map(|limit| limit * MIB));
                 self.limit = to.map(|bytes| bytes / MIB);
             }
+            Action::Resize { from, to } => {
+                assert_eq!(from, (self.memory - self.unplugged) * MIB);
+                self.unplugged = self.memory - to / MIB;
+                assert!(self.working <= to / MIB, "{} of {to}", self.working);
+                let all = self.resident.working + self.resident.cold + self.resident.free;
+                let mut over = all.saturating_sub(to / MIB);
+                for part in [&mut self.resident.free, &mut self.resident.cold] {
+                    let gone = over.min(*part);
+                    (*part, over) = (*part - gone, over - gone);
+                }
+            }
+            Action::Compress { from, to } => {
+                assert_eq!(from, self.compressed.most * MIB);
+                self.compressed.most = to.expect("a size") / MIB;
+            }
         }
     }
 
@@ -65,13 +116,28 @@ impl Guest {
         VmSight {
             name,
             rule: self.rule,
-            memory_bytes: self.memory * MIB,
+            memory_bytes: (self.memory - self.unplugged) * MIB,
             resident_bytes: self.resident() * MIB,
             floor_bytes: (48 + self.memory / 64) * MIB,
             limit_bytes: self.limit.map(|limit| limit * MIB),
             spare_bytes: self.resident.free * MIB,
             working_bytes: self.limit.map(|_| self.working * MIB),
             refaulted_bytes: self.refaulted * MIB,
+            guest: self.tells.then(|| MemoryFigures {
+                total_bytes: (self.memory - self.unplugged) * MIB,
+                available_bytes: (self.memory - self.unplugged - self.working) * MIB,
+            }),
+            size: self.tells.then(|| SizeSight {
+                bytes: (self.memory - self.unplugged) * MIB,
+                target_bytes: (self.memory - self.unplugged) * MIB,
+                full_bytes: self.memory * MIB,
+                base_bytes: self.memory / 2 * MIB,
+                block_bytes: MIB,
+            }),
+            compressed: Some(CompressedSight {
+                bytes: self.compressed.taken * MIB,
+                most_bytes: self.compressed.most * MIB,
+            }),
             waits: false,
             may_reclaim: true,
             may_limit: true,
@@ -87,6 +153,10 @@ struct Host {
     seconds: u64,
     /// How often each VM's limit has turned from down to up or back, and its last direction.
     turns: Vec<(u32, Ordering)>,
+    /// The same of compressed memory.
+    compressed_turns: Vec<(u32, Ordering)>,
+    /// The same of sizes.
+    size_turns: Vec<(u32, Ordering)>,
     /// What came back since this was last counted.
     refaulted: u64,
 }
@@ -94,11 +164,17 @@ struct Host {
 impl Host {
     fn new(memory: u64, guests: Vec<Guest>) -> Host {
         let turns = vec![(0, Ordering::Equal); guests.len()];
-        Host { memory, guests, pilot: Pilot::default(), seconds: 0, turns, refaulted: 0 }
+        let (compressed_turns, size_turns) = (turns.clone(), turns.clone());
+        let (pilot, seconds, refaulted) = (Pilot::default(), 0, 0);
+        Host { memory, guests, pilot, seconds, turns, compressed_turns, size_turns, refaulted }
     }
 
     fn rule(&self) -> HostRule {
-        HostRule { reserve: Below::Bytes(self.memory / 20 * MIB), stall_permille: None }
+        HostRule {
+            reserve: Below::Bytes(self.memory / 20 * MIB),
+            stall_permille: None,
+            swap_max_bytes: None,
+        }
     }
 
     fn available(&self) -> u64 {
@@ -137,19 +213,35 @@ impl Host {
                 // What is above the maximum goes step by step.
                 let most = sight.most_bytes().max(sight.has_bytes());
                 assert!(to >= sight.least_bytes() && to <= most, "{decision}");
-                let direction = to.cmp(&from.unwrap_or(sight.memory_bytes));
-                let (turns, before) = &mut self.turns[number];
-                *turns += u32::from(*before == direction.reverse());
-                *before = direction;
+                turn(&mut self.turns[number], to.cmp(&from.unwrap_or(sight.memory_bytes)));
+            }
+            if let Action::Compress { from, to } = decision.action {
+                let to = to.expect("a size");
+                assert!(to <= sight.memory_bytes, "{decision}");
+                turn(&mut self.compressed_turns[number], to.cmp(&from));
+            }
+            if let Action::Resize { from, to } = decision.action {
+                let least = sight.least_bytes().max(guest.memory / 2 * MIB);
+                assert!(to >= least.min(guest.memory * MIB), "{decision}");
+                assert!(to <= guest.memory * MIB, "{decision}");
+                turn(&mut self.size_turns[number], to.cmp(&from));
             }
             guest.obey(decision.action);
         }
     }
 
     fn count_anew(&mut self) {
-        self.turns.iter_mut().for_each(|(turns, _)| *turns = 0);
+        let all = self.turns.iter_mut().chain(&mut self.compressed_turns);
+        let all = all.chain(&mut self.size_turns);
+        all.for_each(|(turns, _)| *turns = 0);
         self.refaulted = 0;
     }
+}
+
+/// Notes a change in that direction.
+fn turn((turns, before): &mut (u32, Ordering), direction: Ordering) {
+    *turns += u32::from(*before == direction.reverse());
+    *before = direction;
 }
 
 #[test]
@@ -189,6 +281,26 @@ fn a_vm_that_needs_more_gets_it_from_batch_vms() {
 }
 
 #[test]
+fn vms_of_a_class_share_what_there_is_by_weight() {
+    let of = |weight| {
+        let mut guest = Guest::new(Class::Normal, 8000, 7000, 500);
+        guest.rule.weight = weight;
+        guest
+    };
+    let mut host = Host::new(9000, vec![of(100), of(300)]);
+    host.run(900);
+    let mut has = [0, 0];
+    for _ in 0..300 {
+        host.run(1);
+        let each = has.iter_mut().zip(&host.guests);
+        each.for_each(|(sum, guest)| *sum += guest.limit.unwrap_or(guest.memory) / 300);
+    }
+    let [light, heavy] = has;
+    assert!(heavy > light * 3 / 2, "{light} and {heavy} MiB");
+    assert!(light > 1000, "{light} and {heavy} MiB");
+}
+
+#[test]
 fn thousands_of_vms_are_looked_at() {
     let guests = (0..4000).map(|_| Guest::new(Class::Normal, 1000, 300, 500)).collect();
     let mut host = Host::new(3_500_000, guests);
@@ -199,12 +311,13 @@ fn thousands_of_vms_are_looked_at() {
 
 fn guests() -> impl Strategy<Value = Vec<Guest>> {
     let class = prop_oneof![Just(Class::Latency), Just(Class::Normal), Just(Class::Batch)];
-    let guest = (class, 512u64..8192, 0u64..=100, 0u64..=100, any::<bool>(), 1u32..1000);
-    let guest = guest.prop_map(|(class, memory, working, cold, bounded, weight)| {
+    let flags = (any::<bool>(), any::<bool>());
+    let guest = (class, 512u64..8192, 0u64..=100, 0u64..=100, flags, 1u32..1000);
+    let guest = guest.prop_map(|(class, memory, working, cold, (bounded, tells), weight)| {
         let working = (memory - 200) * working / 100;
         let cold = (memory - working) * cold / 100;
         let mut guest = Guest::new(class, memory, working, cold);
-        guest.rule.weight = weight;
+        (guest.rule.weight, guest.tells) = (weight, tells);
         guest.rule.min_bytes = bounded.then_some(memory / 3 * MIB);
         guest.rule.max_bytes = bounded.then_some((memory - memory / 10).max(working) * MIB);
         guest
@@ -232,6 +345,8 @@ proptest! {
         prop_assert!(host.refaulted <= 200 * tolerated, "{} MiB", host.refaulted);
         prop_assert!(host.available() >= host.memory / 20, "{} of {}", host.available(), host.memory);
         prop_assert!(host.turns.iter().all(|(turns, _)| *turns <= 2), "{:?}", host.turns);
+        let turns = [&host.compressed_turns[..], &host.size_turns].concat();
+        prop_assert!(turns.iter().all(|(turns, _)| *turns <= 2), "{turns:?}");
     }
 
     #[test]
@@ -244,5 +359,8 @@ proptest! {
         // While the host's stage is critical, a limit that is too low rests for 30 s, else for
         // minutes.
         prop_assert!(host.turns.iter().all(|(turns, _)| *turns <= 20), "{:?}", host.turns);
+        // Compressed memory grows once a minute at most, and plugged memory rests for longer.
+        let turns = [&host.compressed_turns[..], &host.size_turns].concat();
+        prop_assert!(turns.iter().all(|(turns, _)| *turns <= 10), "{turns:?}");
     }
 }
