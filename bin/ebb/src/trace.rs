@@ -7,10 +7,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use ebb_api::{PilotSight, SeenSize, SeenVm, VmClass};
+use ebb_api::{PilotSight, SeenVm, VmClass};
 use ebb_policy::need::MemoryFigures;
 use ebb_policy::pilot::{
-    Class, CompressedSight, Decision, HostRule, HostSight, Pilot, SizeSight, Stage, VmRule, VmSight,
+    Class, CompressedSight, Decision, HostRule, HostSight, Pilot, Stage, VmRule, VmSight,
 };
 use ebb_policy::pressure::{Budget, HostMemory};
 
@@ -130,16 +130,10 @@ fn vm(vm: SeenVm) -> VmSight {
         guest: { vm.guest_total_bytes }
             .zip(vm.guest_available_bytes)
             .map(|(total_bytes, available_bytes)| MemoryFigures { total_bytes, available_bytes }),
-        size: vm.size.map(size),
         waits: vm.waits,
         may_reclaim: vm.may_reclaim,
         may_limit: vm.may_limit,
     }
-}
-
-fn size(size: SeenSize) -> SizeSight {
-    let SeenSize { bytes, target_bytes, full_bytes, base_bytes, block_bytes } = size;
-    SizeSight { bytes, target_bytes, full_bytes, base_bytes, block_bytes }
 }
 
 #[cfg(test)]
@@ -175,7 +169,6 @@ mod tests {
             compressed_most_bytes: None,
             guest_total_bytes: None,
             guest_available_bytes: None,
-            size: None,
             waits: false,
             may_reclaim: true,
             may_limit: true,
@@ -246,10 +239,6 @@ mod tests {
                 (Some(u64::MAX), Some(0), Some(u64::MAX));
             (vm.compressed_bytes, vm.compressed_most_bytes) = (u64::MAX, Some(u64::MAX));
             (vm.guest_total_bytes, vm.guest_available_bytes) = (Some(u64::MAX), Some(0));
-            let (bytes, target_bytes, full_bytes) = (u64::MAX, 0, u64::MAX);
-            let (base_bytes, block_bytes) = (u64::MAX, 0);
-            let size = SeenSize { bytes, target_bytes, full_bytes, base_bytes, block_bytes };
-            vm.size = Some(size);
         }
         let mut short = hostile.clone();
         (short.bounds[0].total_bytes, short.bounds[0].available_bytes) = (u64::MAX, 0);

@@ -58,8 +58,6 @@ choice! {
         Limit = "limit",
         /// Change the most memory that its compressed pages may take.
         Compress = "compress",
-        /// Have its guest plug or unplug memory.
-        Resize = "resize",
     }
 }
 
@@ -135,7 +133,7 @@ pub struct DecisionFigures {
     pub action: PilotAction,
     /// How much free memory was to be reclaimed; null: it is about something else.
     pub bytes: Option<u64>,
-    /// The limit, the most compressed memory or the size before; null: none, or it is about free memory.
+    /// The limit, or the most compressed memory, before; null: none, or it is about free memory.
     pub from_bytes: Option<u64>,
     /// The same from now on; null: none, the daemon's option, or it is about free memory.
     pub to_bytes: Option<u64>,

@@ -202,22 +202,6 @@ pub struct SeenBound {
     pub available_bytes: u64,
 }
 
-/// The size of a VM that can plug and unplug memory, as the pilot saw it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct SeenSize {
-    /// What its guest has.
-    pub bytes: u64,
-    /// What its guest is to have.
-    pub target_bytes: u64,
-    /// What it was to have before the pilot took any.
-    pub full_bytes: u64,
-    /// What it has with nothing plugged.
-    pub base_bytes: u64,
-    /// Sizes are whole numbers of these above that.
-    pub block_bytes: u64,
-}
-
 /// A VM, as the pilot saw it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -261,9 +245,6 @@ pub struct SeenVm {
     /// What its guest could use without running out of memory, by its own word; null: as above.
     #[serde(default)]
     pub guest_available_bytes: Option<u64>,
-    /// Its size; null: it plugs nothing, or its size is not the pilot's to change.
-    #[serde(default)]
-    pub size: Option<SeenSize>,
     /// Whether its guest waits for room below the limit.
     pub waits: bool,
     /// Whether free memory can be reclaimed from it now.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! host memory --> Stage --+
-//!                         |    free -> cold -> plugged -> compressed -> warm    (take: `ladder`)
+//!                         |    free -> cold -> compressed -> warm      (take: `ladder`)
 //! VMs as seen -> state ---+--> relief of a VM that misses its memory   (`state`)
 //!                         |    limits go up again                      (give: `ladder`)
 //!                         +--> decisions, each with its reason
@@ -16,7 +16,6 @@ mod decision;
 mod ladder;
 mod rule;
 mod sight;
-mod size;
 mod stage;
 mod state;
 #[cfg(test)]
@@ -32,7 +31,7 @@ use self::state::VmState;
 
 pub use self::decision::{Action, Decision};
 pub use self::rule::{COMPRESSED_PART, Class, HostRule, VmRule, WEIGHT_DEFAULT};
-pub use self::sight::{CompressedSight, HostSight, SizeSight, VmSight};
+pub use self::sight::{CompressedSight, HostSight, VmSight};
 pub use self::stage::Stage;
 
 /// The pilot of one host. It remembers of each VM what it did last.

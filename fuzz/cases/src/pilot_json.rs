@@ -28,7 +28,6 @@ pub fn run(data: &[u8]) {
         refaulted_bytes: 0,
         compressed: None,
         guest: None,
-        size: None,
         waits: false,
         may_reclaim: true,
         may_limit: true,

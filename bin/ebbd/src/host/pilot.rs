@@ -133,7 +133,6 @@ impl Noted {
         let (action, bytes, from_bytes, to_bytes) = match self.decision.action {
             Action::Reclaim { bytes } => (PilotAction::Reclaim, Some(bytes), None, None),
             Action::Limit { from, to } => (PilotAction::Limit, None, from, to),
-            Action::Resize { from, to } => (PilotAction::Resize, None, Some(from), Some(to)),
             Action::Compress { from, to } => (PilotAction::Compress, None, Some(from), to),
         };
         let (number, why) = (self.number, self.decision.why.clone());

@@ -104,9 +104,6 @@ pub struct Record {
     /// Most memory of its compressed pages, as the pilot has set it; none: the pilot has set none.
     #[serde(default)]
     pub piloted_compressed_bytes: Option<u64>,
-    /// Its size before the pilot changed it; none: the size is not the pilot's.
-    #[serde(default)]
-    pub piloted_full_bytes: Option<u64>,
     /// The limit's low mark, if one was asked for.
     #[serde(default)]
     pub low_bytes: Option<u64>,

@@ -15,9 +15,6 @@ pub const PILOT_LIMIT: &str = "/v1/pilot-limit";
 /// PUT the most bytes of memory that compressed pages may take, or null: as the daemon's option has
 /// it. Answers with the [`VmFigures`](super::figures::VmFigures) after the change.
 pub const PILOT_COMPRESSED: &str = "/v1/pilot-compressed";
-/// PUT the bytes that the guest is to have. Answers with the
-/// [`VmFigures`](super::figures::VmFigures) after the change.
-pub const PILOT_SIZE: &str = "/v1/pilot-size";
 /// POST an [`ebb_api::ReclaimRequest`]. Answers with an [`ebb_api::ReclaimReport`]. What keeps
 /// coming back although the guest does not use it is left alone.
 pub const PILOT_RECLAIM: &str = "/v1/pilot-reclaim";

@@ -27,8 +27,8 @@ use crate::model::figures::{VmFigures, millis, slow};
 use crate::model::host_pressure::PressureNotice;
 use crate::model::share::Share;
 use crate::model::vm_routes::{
-    FIGURES, HOST_PRESSURE, PILOT_COMPRESSED, PILOT_LIMIT, PILOT_RECLAIM, PILOT_SIZE, POOL_LIMIT,
-    POOL_SHARE, WORK,
+    FIGURES, HOST_PRESSURE, PILOT_COMPRESSED, PILOT_LIMIT, PILOT_RECLAIM, POOL_LIMIT, POOL_SHARE,
+    WORK,
 };
 use crate::model::work::{WorkProgress, WorkQuery};
 use crate::vm::context::mailbox::{Command, Which};
@@ -94,7 +94,6 @@ pub fn router(vm: Vm) -> Router {
         .route(POOL_LIMIT, put(allow))
         .route(PILOT_LIMIT, put(pilot_limit))
         .route(PILOT_COMPRESSED, put(pilot_compressed))
-        .route(PILOT_SIZE, put(pilot_size))
         .route(PILOT_RECLAIM, post(pilot_reclaim))
         .route(HOST_PRESSURE, put(hear_of_host))
         .route(WORK, get(work).delete(cancel))
@@ -306,11 +305,6 @@ async fn pilot_compressed(
     Body(bytes): Body<Option<u64>>,
 ) -> Answer<Json<VmFigures>> {
     vm.ask(|to| Command::PilotCompressed(bytes, to)).await?;
-    vm.newest()
-}
-
-async fn pilot_size(State(vm): VmState, Body(bytes): Body<u64>) -> Answer<Json<VmFigures>> {
-    vm.ask(|to| Command::PilotSize(bytes, to)).await?;
     vm.newest()
 }
 

@@ -3,9 +3,7 @@
 use ebb_reclaim::limit::marks::floor_bytes;
 
 use super::context::VmContext;
-use super::context::shared_size::SharedSize;
 use super::limit::{Limit, by_pilot};
-use super::resize::Resize;
 use crate::model::api_error::{Answer, failed};
 use crate::model::piloted::{Piloted, PilotedCompressed};
 
@@ -13,11 +11,7 @@ use crate::model::piloted::{Piloted, PilotedCompressed};
 ///
 /// # Errors
 /// As fstat(2) of the VM's RAM.
-pub fn of(
-    cx: &VmContext,
-    limit: &Limit,
-    (resize, shared): (&Resize, &SharedSize),
-) -> Answer<Piloted> {
+pub fn of(cx: &VmContext, limit: &Limit) -> Answer<Piloted> {
     let memory_bytes = cx.memory_bytes();
     Ok(Piloted {
         taken_bytes: cx.pager.residency().taken_bytes().map_err(failed("the VM's RAM"))?,
@@ -26,7 +20,6 @@ pub fn of(
         working_bytes: limit.active_bytes(),
         limit_bytes: cx.record.limit_bytes.filter(|_| cx.record.is_piloted),
         compressed: compressed(cx),
-        size: resize.piloted(cx, shared),
         left_alone: by_pilot::may_limit(cx).err().map(|why| why.to_string()),
     })
 }

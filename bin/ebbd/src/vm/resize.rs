@@ -2,7 +2,6 @@
 
 mod balloon;
 mod blocked;
-mod by_pilot;
 mod parts;
 mod progress;
 mod report;

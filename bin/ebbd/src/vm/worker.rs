@@ -159,8 +159,7 @@ impl Worker {
         self.publish_at = Instant::now() + PUBLISH_EVERY;
         let member = member::of(&self.cx, &mut self.limit, &mut self.tiering);
         self.notice_removed_swap();
-        let size = (&self.resize, &self.hyperalloc.shared_size());
-        let piloted = piloted::of(&self.cx, &self.limit, size);
+        let piloted = piloted::of(&self.cx, &self.limit);
         match (status::of(&self.knowing(), false), member, piloted) {
             (Ok(status), Ok(member), Ok(piloted)) => {
                 self.publisher.publish(status, member, Some(piloted));

@@ -27,13 +27,6 @@ pub enum Action {
         /// The bytes from now on. `None`: as the daemon has it for all VMs.
         to: Option<u64>,
     },
-    /// Have its guest plug or unplug memory.
-    Resize {
-        /// What its guest was to have until now, in bytes.
-        from: u64,
-        /// What it is to have from now on, in bytes.
-        to: u64,
-    },
 }
 
 /// A decision, with its reason.
@@ -61,7 +54,6 @@ impl fmt::Display for Action {
                 f.write_str(" -> ")?;
                 limit(f, to)
             }
-            Action::Resize { from, to } => write!(f, "size {} -> {}", Bytes(from), Bytes(to)),
             Action::Compress { from, to: Some(to) } => {
                 write!(f, "compressed memory {} -> {}", Bytes(from), Bytes(to))
             }

@@ -4,7 +4,6 @@
 //! |---|---|---|
 //! | free | free memory of guests | all |
 //! | cold | what a VM does not work with | batch VMs first, then normal, then latency |
-//! | plugged | memory that guests can spare, and unplug (`size`) | as cold, while the host is short |
 //! | disk | compressed pages, which go to the swap file | as cold, while the host is short |
 //! | warm | what a VM works with | batch VMs, while the host's stage is critical |
 //! | last | what a VM works with | normal VMs, then latency, while the host's stage is critical |
@@ -35,21 +34,21 @@ const SPARE_LEAST_BYTES: u64 = 16 << 20;
 /// A limit is changed by this part of a VM's memory at least.
 const STEP_PART: u64 = 256;
 /// A limit goes up by this part of a VM's memory in a second, as far as the host has it.
-pub(super) const GIVE_PART: u64 = 32;
+const GIVE_PART: u64 = 32;
 /// A probe takes this part of a VM's memory in a second.
 const PROBE_PART: u64 = 100;
 
-pub(super) type States = BTreeMap<String, VmState>;
-pub(super) type Vm<'v> = (&'v VmSight, &'v mut VmState);
+type States = BTreeMap<String, VmState>;
+type Vm<'v> = (&'v VmSight, &'v mut VmState);
 
 /// What a look has decided so far.
 pub(super) struct Round<'a> {
-    pub(super) now: Duration,
-    pub(super) host: &'a HostMemory,
+    now: Duration,
+    host: &'a HostMemory,
     /// Whether the swap files are full, so that nothing in use is taken.
     is_full: bool,
-    pub(super) stage: Stage,
-    pub(super) budget: Budget,
+    stage: Stage,
+    budget: Budget,
     /// Whether a limit was lowered in this look.
     has_lowered: bool,
     pub decisions: Vec<Decision>,
@@ -86,7 +85,7 @@ fn poorest_first(vms: &[VmSight], class: Class) -> Vec<&VmSight> {
     of_class
 }
 
-pub(super) const LOWEST_FIRST: [Class; 3] = [Class::Batch, Class::Normal, Class::Latency];
+const LOWEST_FIRST: [Class; 3] = [Class::Batch, Class::Normal, Class::Latency];
 const HIGHEST_FIRST: [Class; 3] = [Class::Latency, Class::Normal, Class::Batch];
 
 impl<'a> Round<'a> {
@@ -113,10 +112,6 @@ impl<'a> Round<'a> {
 
     fn relieve(&mut self, (vm, state): Vm<'_>) {
         state.judged();
-        self.plug_needed((vm, &mut *state));
-        if state.is_decided(self.now) {
-            return;
-        }
         let most = vm.most_bytes();
         let is_above = vm.limit_bytes.is_none_or(|limit| limit > most);
         if most < vm.memory_bytes && is_above && !self.is_full {
@@ -159,7 +154,6 @@ impl<'a> Round<'a> {
         }
         LOWEST_FIRST.into_iter().for_each(|class| self.lower(vms, states, (Rung::Cold, class)));
         if self.stage >= Stage::Short {
-            self.unplug(vms, states);
             LOWEST_FIRST.into_iter().for_each(|class| self.lower(vms, states, (Rung::Disk, class)));
         }
         if self.stage == Stage::Critical {
@@ -183,9 +177,6 @@ impl<'a> Round<'a> {
         for class in HIGHEST_FIRST {
             for vm in poorest_first(vms, class) {
                 let state = states.get_mut(&vm.name).filter(|state| self.may_change(vm, state));
-                let Some(state) = state else { continue };
-                left = left.saturating_sub(self.plug((vm, &mut *state), left));
-                let state = Some(state).filter(|state| !state.is_decided(self.now));
                 let (Some(limit), Some(state)) = (vm.limit_bytes, state) else { continue };
                 let bytes = (vm.memory_bytes / GIVE_PART).min(left);
                 if limit < vm.most_bytes() && bytes >= vm.memory_bytes / STEP_PART {
@@ -312,7 +303,7 @@ impl<'a> Round<'a> {
     }
 
     /// Whether its limit may be changed, and nothing was decided for it in this look.
-    pub(super) fn may_change(&self, vm: &VmSight, state: &VmState) -> bool {
+    fn may_change(&self, vm: &VmSight, state: &VmState) -> bool {
         vm.may_give() && !state.is_decided(self.now)
     }
 
@@ -348,7 +339,7 @@ impl<'a> Round<'a> {
         self.decide(vm, Action::Compress { from, to: Some(to) }, why);
     }
 
-    pub(super) fn decide(&mut self, vm: &VmSight, action: Action, why: String) {
+    fn decide(&mut self, vm: &VmSight, action: Action, why: String) {
         self.decisions.push(Decision { vm: vm.name.clone(), action, why });
     }
 }

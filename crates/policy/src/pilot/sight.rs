@@ -40,34 +40,6 @@ pub struct CompressedSight {
     pub most_bytes: u64,
 }
 
-/// The size of a VM that can plug and unplug memory, where the pilot may change it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct SizeSight {
-    /// What its guest has.
-    pub bytes: u64,
-    /// What its guest is to have.
-    pub target_bytes: u64,
-    /// What it was to have before the pilot took any.
-    pub full_bytes: u64,
-    /// What it has with nothing plugged.
-    pub base_bytes: u64,
-    /// Sizes are whole numbers of these above that.
-    pub block_bytes: u64,
-}
-
-impl SizeSight {
-    /// The next smaller size that it can have.
-    pub(super) fn below(&self, bytes: u64) -> u64 {
-        let block = self.block_bytes.max(1);
-        self.base_bytes.saturating_add(bytes.saturating_sub(self.base_bytes) / block * block)
-    }
-
-    /// The next larger size that it can have.
-    pub(super) fn above(&self, bytes: u64) -> u64 {
-        self.below(bytes.saturating_add(self.block_bytes.max(1) - 1)).min(self.full_bytes)
-    }
-}
-
 /// A VM at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VmSight {
@@ -93,8 +65,6 @@ pub struct VmSight {
     pub compressed: Option<CompressedSight>,
     /// What its guest says of its own memory. `None`: nothing lately.
     pub guest: Option<MemoryFigures>,
-    /// Its size. `None`: it plugs nothing, or its size is not the pilot's to change.
-    pub size: Option<SizeSight>,
     /// Whether its guest waits for room below the limit.
     pub waits: bool,
     /// Whether free memory can be reclaimed from it now.

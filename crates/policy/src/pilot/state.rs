@@ -26,8 +26,6 @@ const RELIEF_LEAST_BYTES: u64 = 16 << 20;
 const EXCESS_PART: u64 = 64;
 /// Compressed memory does not grow for this long after its size was changed.
 const COMPRESSED_REST: Duration = Duration::from_secs(60);
-/// A guest that got plugged memory back unplugs none for this long.
-const PLUGGED_REST: Duration = Duration::from_secs(300);
 /// A limit is in a VM's way if the VM takes no less than this part of its memory below it: eviction
 /// goes down to a mark below the limit.
 const NEAR_PART: u64 = 16;
@@ -56,8 +54,6 @@ pub(super) struct VmState {
     /// When it was relieved last, and how long its limit rests.
     relieved: Option<Duration>,
     rest: Duration,
-    /// When its guest got plugged memory back last.
-    plugged: Option<Duration>,
     /// When the size of its compressed memory was changed last.
     compressed: Option<Duration>,
     /// When free memory was to be reclaimed last, how much, and what was resident then.
@@ -179,16 +175,6 @@ impl VmState {
     /// Notes that the limit was lowered.
     pub fn lowered(&mut self, now: Duration) {
         self.lowered = Some(now);
-    }
-
-    /// Notes that its guest gets plugged memory back.
-    pub fn plugged(&mut self, now: Duration) {
-        self.plugged = Some(now);
-    }
-
-    /// Whether its guest may be asked to unplug memory.
-    pub fn may_unplug(&self, now: Duration) -> bool {
-        self.plugged.is_none_or(|plugged| now >= plugged + PLUGGED_REST)
     }
 
     /// Notes that the size of its compressed memory was changed.

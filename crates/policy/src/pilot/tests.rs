@@ -2,7 +2,6 @@
 
 mod compressed;
 mod simulated;
-mod size;
 mod stages;
 
 use std::slice::from_ref;
@@ -36,7 +35,6 @@ fn vm(name: &str) -> VmSight {
         refaulted_bytes: 0,
         compressed: None,
         guest: None,
-        size: None,
         waits: false,
         may_reclaim: true,
         may_limit: true,
@@ -55,7 +53,7 @@ fn once(available_mib: u64, vms: &[VmSight]) -> Vec<Decision> {
 fn limits(decisions: &[Decision]) -> Vec<(&str, Option<u64>)> {
     let limit = |decision: &'_ Decision| match decision.action {
         Action::Limit { to, .. } => Some(to.map(|bytes| bytes / MIB)),
-        Action::Reclaim { .. } | Action::Compress { .. } | Action::Resize { .. } => None,
+        Action::Reclaim { .. } | Action::Compress { .. } => None,
     };
     decisions.iter().filter_map(|decision| Some((&*decision.vm, limit(decision)?))).collect()
 }

@@ -18,7 +18,7 @@ use crate::host::registry::Daemon;
 use crate::model::api_error::{Answer, ApiError, failed};
 use crate::model::figures::VmFigures;
 use crate::model::piloted::Piloted;
-use crate::model::vm_routes::{PILOT_COMPRESSED, PILOT_LIMIT, PILOT_RECLAIM, PILOT_SIZE};
+use crate::model::vm_routes::{PILOT_COMPRESSED, PILOT_LIMIT, PILOT_RECLAIM};
 
 /// Longest wait for a VM. It counts as failed then, and may be done all the same.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -41,10 +41,7 @@ impl Act {
         let action = match (piloted.limit_bytes, compressed) {
             (Some(bytes), _) => Action::Limit { from: Some(bytes), to: None },
             (None, Some(compressed)) => Action::Compress { from: compressed.most_bytes, to: None },
-            (None, None) => match piloted.size.filter(|size| size.target_bytes < size.full_bytes) {
-                Some(size) => Action::Resize { from: size.target_bytes, to: size.full_bytes },
-                None => return None,
-            },
+            (None, None) => return None,
         };
         let decision = Decision {
             vm: vm.to_string(),
@@ -143,7 +140,6 @@ async fn carry_out(daemon: Daemon, name: VmName, action: Action) -> Outcome {
         match action {
             Action::Reclaim { bytes } => reclaim(&daemon, &name, bytes).await,
             Action::Limit { to, .. } => set(&daemon, &name, PILOT_LIMIT, to).await,
-            Action::Resize { to, .. } => set(&daemon, &name, PILOT_SIZE, to).await,
             Action::Compress { to, .. } => set(&daemon, &name, PILOT_COMPRESSED, to).await,
         }
     };
@@ -166,8 +162,8 @@ async fn reclaim(daemon: &Daemon, name: &VmName, bytes: u64) -> Answer<Outcome> 
 }
 
 /// Sets something that the VM's process has on record.
-async fn set(daemon: &Daemon, name: &VmName, uri: &str, what: impl Serialize) -> Answer<Outcome> {
-    let reply = send(daemon, name, (Method::PUT, uri), &what).await?;
+async fn set(daemon: &Daemon, name: &VmName, uri: &str, bytes: Option<u64>) -> Answer<Outcome> {
+    let reply = send(daemon, name, (Method::PUT, uri), &bytes).await?;
     let figures = reply.read::<VmFigures>().map_err(failed("the VM's figures"))?;
     if let Some(listing) = daemon.listed(name) {
         listing.publish(figures);

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use ebb_api::{BalloonStatus, MayTake, PilotSight, SeenBound, SeenSize, SeenVm, VmName, VmStatus};
+use ebb_api::{BalloonStatus, MayTake, PilotSight, SeenBound, SeenVm, VmName, VmStatus};
 use ebb_policy::need::MemoryFigures;
-use ebb_policy::pilot::{CompressedSight, HostSight, SizeSight, VmRule, VmSight};
+use ebb_policy::pilot::{CompressedSight, HostSight, VmRule, VmSight};
 
 use super::record::class_for_clients;
 use crate::model::figures::millis;
-use crate::model::piloted::{Piloted, PilotedSize};
+use crate::model::piloted::Piloted;
 
 /// Figures of a guest count for so many seconds.
 const GUEST_AGE_S: u64 = 5;
@@ -30,7 +30,6 @@ pub(super) fn of(name: &VmName, status: &VmStatus, piloted: &Piloted, rule: VmRu
         spare_bytes: spare,
         working_bytes: piloted.working_bytes,
         refaulted_bytes: status.limit.refaulted_total_bytes,
-        size: piloted.size.map(size),
         guest: status.balloon.as_ref().and_then(guest),
         compressed: piloted.compressed.map(|compressed| CompressedSight {
             bytes: status.limit.compressed_bytes,
@@ -41,16 +40,6 @@ pub(super) fn of(name: &VmName, status: &VmStatus, piloted: &Piloted, rule: VmRu
         may_reclaim: may_take && !status.limit.waits,
         may_limit: piloted.left_alone.is_none(),
     }
-}
-
-fn size(size: PilotedSize) -> SizeSight {
-    let PilotedSize { bytes, target_bytes, full_bytes, base_bytes, block_bytes } = size;
-    SizeSight { bytes, target_bytes, full_bytes, base_bytes, block_bytes }
-}
-
-fn seen_size(size: SizeSight) -> SeenSize {
-    let SizeSight { bytes, target_bytes, full_bytes, base_bytes, block_bytes } = size;
-    SeenSize { bytes, target_bytes, full_bytes, base_bytes, block_bytes }
 }
 
 /// What a guest says of its memory; none: it is too old to say how it is now.
@@ -95,7 +84,6 @@ fn seen_vm(vm: &VmSight) -> Option<SeenVm> {
         compressed_most_bytes: vm.compressed.map(|compressed| compressed.most_bytes),
         guest_total_bytes: vm.guest.map(|guest| guest.total_bytes),
         guest_available_bytes: vm.guest.map(|guest| guest.available_bytes),
-        size: vm.size.map(seen_size),
         waits: vm.waits,
         may_reclaim: vm.may_reclaim,
         may_limit: vm.may_limit,

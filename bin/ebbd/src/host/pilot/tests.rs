@@ -34,7 +34,6 @@ fn piloted() -> Piloted {
         working_bytes: Some(1000 * MIB),
         limit_bytes: None,
         compressed: None,
-        size: None,
         left_alone: None,
     }
 }

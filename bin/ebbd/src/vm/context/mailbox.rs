@@ -58,8 +58,6 @@ pub enum Command {
     PilotLimit(Option<u64>, oneshot::Sender<Answer<()>>),
     /// Give compressed pages so much memory, by the pilot.
     PilotCompressed(Option<u64>, oneshot::Sender<Answer<()>>),
-    /// Bring the VM to a size, by the pilot.
-    PilotSize(u64, oneshot::Sender<Answer<()>>),
     /// Hear of the host's memory, and reclaim if the host is short of it. Answers with the bytes.
     HostPressure(PressureNotice, oneshot::Sender<Answer<u64>>),
     /// Answer as soon as commands are obeyed.
@@ -88,7 +86,6 @@ impl Command {
             Command::Share(_, to)
             | Command::PilotLimit(_, to)
             | Command::PilotCompressed(_, to)
-            | Command::PilotSize(_, to)
             | Command::Ready(to) => to.is_closed(),
             Command::HostPressure(_, to) => to.is_closed(),
             Command::Detach(to) => to.is_closed(),

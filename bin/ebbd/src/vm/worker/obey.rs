@@ -58,7 +58,7 @@ impl Worker {
             }
             Command::Limit(request, to) => drop(to.send(self.set_limit(request))),
             Command::Pressure => self.keep_limit(&mut OpenFiles::default()),
-            Command::Resize(request, to) => drop(to.send(self.resize_by_operator(request))),
+            Command::Resize(request, to) => drop(to.send(self.begin_resize(request))),
             Command::Size(to) => {
                 self.with_size(|size| size.keep());
                 drop(to.send(self.with_size(|size| size.report())));
@@ -92,10 +92,6 @@ impl Worker {
             }
             Command::PilotCompressed(bytes, to) => {
                 let answer = self.set_pilot_compressed(bytes);
-                self.publish_and_answer(answer, to);
-            }
-            Command::PilotSize(bytes, to) => {
-                let answer = self.set_pilot_size(bytes);
                 self.publish_and_answer(answer, to);
             }
             Command::HostPressure(notice, to) => drop(to.send(Ok(self.hear_of_host(notice)))),
@@ -173,20 +169,6 @@ impl Worker {
             self.apply_limit();
         }
         Ok(())
-    }
-
-    fn resize_by_operator(&mut self, request: ResizeRequest) -> Answer<ResizeReport> {
-        let report = self.begin_resize(request)?;
-        if self.cx.record.piloted_full_bytes.is_some() {
-            self.cx.record.change(|record| record.piloted_full_bytes = None)?;
-        }
-        Ok(report)
-    }
-
-    fn set_pilot_size(&mut self, bytes: u64) -> Answer<()> {
-        let shared = self.hyperalloc.shared_size();
-        let request = self.resize.request_by_pilot(&mut self.cx, bytes, &shared)?;
-        self.begin_resize(request).map(drop)
     }
 
     fn begin_resize(&mut self, request: ResizeRequest) -> Answer<ResizeReport> {

@@ -18,7 +18,6 @@ struct Guest {
     compressed: Zone,
     /// Whether it tells what it needs.
     tells: bool,
-    unplugged: u64,
 }
 
 /// Compressed memory. Pages shrink to a half.
@@ -44,8 +43,7 @@ impl Guest {
         let rule = VmRule { class, ..VmRule::default() };
         let resident = Resident { working, cold, free: memory - working - cold };
         let (limit, compressed) = (None, Zone::default());
-        let (tells, unplugged) = (false, 0);
-        Guest { rule, memory, working, resident, limit, refaulted: 0, compressed, tells, unplugged }
+        Guest { rule, memory, working, resident, limit, refaulted: 0, compressed, tells: false }
     }
 
     fn resident(&self) -> u64 {
@@ -94,17 +92,6 @@ impl Guest {
                 assert_eq!(from, self.limit.map(|limit| limit * MIB));
                 self.limit = to.map(|bytes| bytes / MIB);
             }
-            Action::Resize { from, to } => {
-                assert_eq!(from, (self.memory - self.unplugged) * MIB);
-                self.unplugged = self.memory - to / MIB;
-                assert!(self.working <= to / MIB, "{} of {to}", self.working);
-                let all = self.resident.working + self.resident.cold + self.resident.free;
-                let mut over = all.saturating_sub(to / MIB);
-                for part in [&mut self.resident.free, &mut self.resident.cold] {
-                    let gone = over.min(*part);
-                    (*part, over) = (*part - gone, over - gone);
-                }
-            }
             Action::Compress { from, to } => {
                 assert_eq!(from, self.compressed.most * MIB);
                 self.compressed.most = to.expect("a size") / MIB;
@@ -116,7 +103,7 @@ impl Guest {
         VmSight {
             name,
             rule: self.rule,
-            memory_bytes: (self.memory - self.unplugged) * MIB,
+            memory_bytes: self.memory * MIB,
             resident_bytes: self.resident() * MIB,
             floor_bytes: (48 + self.memory / 64) * MIB,
             limit_bytes: self.limit.map(|limit| limit * MIB),
@@ -124,15 +111,8 @@ impl Guest {
             working_bytes: self.limit.map(|_| self.working * MIB),
             refaulted_bytes: self.refaulted * MIB,
             guest: self.tells.then(|| MemoryFigures {
-                total_bytes: (self.memory - self.unplugged) * MIB,
-                available_bytes: (self.memory - self.unplugged - self.working) * MIB,
-            }),
-            size: self.tells.then(|| SizeSight {
-                bytes: (self.memory - self.unplugged) * MIB,
-                target_bytes: (self.memory - self.unplugged) * MIB,
-                full_bytes: self.memory * MIB,
-                base_bytes: self.memory / 2 * MIB,
-                block_bytes: MIB,
+                total_bytes: self.memory * MIB,
+                available_bytes: (self.memory - self.working) * MIB,
             }),
             compressed: Some(CompressedSight {
                 bytes: self.compressed.taken * MIB,
@@ -155,8 +135,6 @@ struct Host {
     turns: Vec<(u32, Ordering)>,
     /// The same of compressed memory.
     compressed_turns: Vec<(u32, Ordering)>,
-    /// The same of sizes.
-    size_turns: Vec<(u32, Ordering)>,
     /// What came back since this was last counted.
     refaulted: u64,
 }
@@ -164,9 +142,8 @@ struct Host {
 impl Host {
     fn new(memory: u64, guests: Vec<Guest>) -> Host {
         let turns = vec![(0, Ordering::Equal); guests.len()];
-        let (compressed_turns, size_turns) = (turns.clone(), turns.clone());
-        let (pilot, seconds, refaulted) = (Pilot::default(), 0, 0);
-        Host { memory, guests, pilot, seconds, turns, compressed_turns, size_turns, refaulted }
+        let (pilot, compressed_turns) = (Pilot::default(), turns.clone());
+        Host { memory, guests, pilot, seconds: 0, turns, compressed_turns, refaulted: 0 }
     }
 
     fn rule(&self) -> HostRule {
@@ -220,19 +197,12 @@ impl Host {
                 assert!(to <= sight.memory_bytes, "{decision}");
                 turn(&mut self.compressed_turns[number], to.cmp(&from));
             }
-            if let Action::Resize { from, to } = decision.action {
-                let least = sight.least_bytes().max(guest.memory / 2 * MIB);
-                assert!(to >= least.min(guest.memory * MIB), "{decision}");
-                assert!(to <= guest.memory * MIB, "{decision}");
-                turn(&mut self.size_turns[number], to.cmp(&from));
-            }
             guest.obey(decision.action);
         }
     }
 
     fn count_anew(&mut self) {
         let all = self.turns.iter_mut().chain(&mut self.compressed_turns);
-        let all = all.chain(&mut self.size_turns);
         all.for_each(|(turns, _)| *turns = 0);
         self.refaulted = 0;
     }
@@ -345,7 +315,7 @@ proptest! {
         prop_assert!(host.refaulted <= 200 * tolerated, "{} MiB", host.refaulted);
         prop_assert!(host.available() >= host.memory / 20, "{} of {}", host.available(), host.memory);
         prop_assert!(host.turns.iter().all(|(turns, _)| *turns <= 2), "{:?}", host.turns);
-        let turns = [&host.compressed_turns[..], &host.size_turns].concat();
+        let turns = &host.compressed_turns;
         prop_assert!(turns.iter().all(|(turns, _)| *turns <= 2), "{turns:?}");
     }
 
@@ -359,8 +329,8 @@ proptest! {
         // While the host's stage is critical, a limit that is too low rests for 30 s, else for
         // minutes.
         prop_assert!(host.turns.iter().all(|(turns, _)| *turns <= 20), "{:?}", host.turns);
-        // Compressed memory grows once a minute at most, and plugged memory rests for longer.
-        let turns = [&host.compressed_turns[..], &host.size_turns].concat();
+        // It grows once a minute at most.
+        let turns = &host.compressed_turns;
         prop_assert!(turns.iter().all(|(turns, _)| *turns <= 10), "{turns:?}");
     }
 }
