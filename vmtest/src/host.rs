@@ -20,7 +20,7 @@ use crate::process;
 use crate::undo::{Scratch, Undo};
 use crate::vm::Vm;
 use crate::wait::until;
-pub use libvirt::{Domain, Libvirt};
+pub use libvirt::{Domain, Libvirt, Monitors};
 
 /// Name of the process of a VM.
 const SERVER: &str = "ebbd-vm";

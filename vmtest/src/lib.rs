@@ -36,7 +36,7 @@ pub use console::{Console, GuestError};
 pub use disk::Disk;
 pub use faulty::{Failing, FaultyDisk};
 pub use guest::Guest;
-pub use host::{Domain, Host, Libvirt, Ran, permit};
+pub use host::{Domain, Host, Libvirt, Monitors, Ran, permit};
 pub use listening::Listening;
 pub use memory::{MemoryDevice, Sizes};
 pub use mount::SmallFs;

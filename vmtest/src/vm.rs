@@ -225,6 +225,27 @@ impl Vm {
         self.directory.join("qmp.sock")
     }
 
+    /// Attaches it by the monitor that Ebb finds.
+    pub fn attach_as_found(&self) {
+        let line = format!("attach --name {} --pid {}", self.name, self.pid);
+        let mut words: Vec<String> = line.split(' ').map(Into::into).collect();
+        words.extend(self.guest.common_options().iter().cloned());
+        self.host.ebb_words(&words).ok();
+    }
+
+    /// Goes on in another QEMU, which has its console at the same place.
+    pub(crate) fn go_on_in(&mut self, pid: i32) {
+        let file = |name| self.directory.join(name);
+        let console = Console::connect(&file("console.sock"), &file("console.log"), pid)
+            .unwrap_or_else(|error| panic!("console.sock: {error}"));
+        (self.pid, self.console) = (pid, Mutex::new(console));
+    }
+
+    /// The directory with the files of a VM that the test has started.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// Attaches it.
     pub fn attach(&self) {
         self.try_attach().ok();

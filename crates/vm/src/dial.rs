@@ -94,6 +94,16 @@ pub(crate) fn has_client(pid: i32, path: &Path) -> bool {
         .any(|row| row.state == CONNECTED && path.ends_with(&row.path))
 }
 
+/// Whether somebody listens on this path in this process's network namespace.
+pub(crate) fn is_listening(path: &Path) -> bool {
+    /// `SS_UNCONNECTED` of `include/uapi/linux/net.h`.
+    const UNCONNECTED: &[u8] = b"01";
+    let Ok(file) = File::open("/proc/self/net/unix") else { return false };
+    let rows = BufReader::new(file).split(b'\n').map_while(Result::ok);
+    rows.filter_map(|row| UnixSocket::parse(&row))
+        .any(|row| row.state == UNCONNECTED && row.path == path)
+}
+
 /// A socket with a path, as `/proc/net/unix` lists it.
 pub(crate) struct UnixSocket {
     pub state: Vec<u8>,
@@ -133,9 +143,11 @@ mod tests {
         assert!(!has());
         let client = UnixStream::connect(&path).unwrap();
         let accepted = listener.accept().unwrap();
-        assert!(has());
+        assert!(has() && is_listening(&path));
         drop((client, accepted));
-        assert!(!has());
+        assert!(!has() && is_listening(&path));
+        drop(listener);
+        assert!(!is_listening(&path), "the file is still there");
     }
 
     #[test]

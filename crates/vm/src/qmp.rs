@@ -13,9 +13,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -25,6 +25,7 @@ use rustix::net::{
 use serde_json::{Value, json};
 
 use crate::dial::{Turn, dial, turn};
+use crate::libvirt::LibvirtError;
 use crate::shown::{REASON_MAX, shown};
 
 pub use ears::Ears;
@@ -80,6 +81,8 @@ pub struct Qmp {
     silence: Option<Arc<AtomicBool>>,
     /// Number of resets that QEMU has reported.
     resets: Arc<AtomicU64>,
+    /// Why the connection has ended, if it is by libvirt.
+    libvirt: Option<Arc<OnceLock<LibvirtError>>>,
 }
 
 impl Qmp {
@@ -175,14 +178,29 @@ impl Qmp {
             events: Vec::new(),
             silence: None,
             resets: Arc::default(),
+            libvirt: None,
         }
+    }
+
+    /// Makes a connection behind which libvirt is asked. Who ends it notes why in `ended`.
+    pub(crate) fn by_libvirt(stream: UnixStream, ended: Arc<OnceLock<LibvirtError>>) -> Qmp {
+        Qmp { libvirt: Some(ended), ..Qmp::over(stream) }
+    }
+
+    /// Whether QEMU's events are here before its vCPUs go on. If not, an event may come late. It
+    /// still comes before the answer to whatever is asked after it.
+    pub fn hears_at_once(&self) -> bool {
+        self.libvirt.is_none()
     }
 
     /// Returns what hears of resets on this connection from now on, on any thread.
     ///
     /// # Errors
-    /// The process has no file descriptor left.
+    /// The process has no file descriptor left, or events may come late.
     pub fn ears(&self) -> io::Result<Ears> {
+        if !self.hears_at_once() {
+            return Err(ErrorKind::Unsupported.into());
+        }
         Ok(Ears::new(self.stream.try_clone()?, Arc::clone(&self.resets)))
     }
 
@@ -385,10 +403,18 @@ impl Qmp {
                 got => got.map_err(io::Error::from)?.0,
             };
             if got == 0 {
-                return Err(io::Error::from(ErrorKind::UnexpectedEof).into());
+                return Err(self.ended());
             }
             *room -= got;
             self.come.extend_from_slice(&piece[..got]);
+        }
+    }
+
+    /// Why there is no connection any more.
+    fn ended(&self) -> QmpError {
+        match self.libvirt.as_ref().and_then(|ended| ended.get()) {
+            Some(why) => QmpError::Libvirt(why.to_string()),
+            None => io::Error::from(ErrorKind::UnexpectedEof).into(),
         }
     }
 

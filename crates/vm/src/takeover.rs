@@ -9,6 +9,8 @@ use rustix::io::Errno;
 
 use crate::command_line::{CommandLine, key, parts};
 use crate::dial::{UnixSocket, has_client};
+use crate::libvirt;
+use crate::monitor::Monitor;
 use crate::qmp::{ANSWER_TIMEOUT, Qmp, QmpError};
 use crate::reach::{self, MemoryUser, Reach};
 
@@ -43,10 +45,10 @@ pub enum AttachRefusal {
          unix:PATH,server=on,wait=off, beside what it has"
     )]
     Tcp(i32),
-    /// libvirt is connected to the socket.
+    /// libvirt is connected to the socket, and is not the one of this host that can be asked.
     #[error(
-        "libvirt holds {path}, which serves one client at a time: give process {pid} a second \
-         monitor, in the domain's XML by <qemu:commandline> with <qemu:arg value='-qmp'/> and \
+        "libvirt holds {path}, which serves one client at a time, and is not this host's \
+         qemu:///system, which Ebb could ask: give process {pid} a second monitor, in the domain's XML by <qemu:commandline> with <qemu:arg value='-qmp'/> and \
          <qemu:arg value='unix:PATH,server=on,wait=off'/>, and start the domain again"
     )]
     Libvirt {
@@ -54,6 +56,14 @@ pub enum AttachRefusal {
         path: PathBuf,
         /// PID of the process.
         pid: i32,
+    },
+    /// libvirt has the only monitor, and does not have Ebb ask there.
+    #[error("libvirt holds the only monitor of process {pid}, and cannot be asked: {why}")]
+    ByLibvirt {
+        /// PID of the process.
+        pid: i32,
+        /// What libvirt says, or what it does not.
+        why: String,
     },
     /// The socket belongs to another process.
     #[error("the QMP socket {path} belongs to process {owner}, not to {pid}")]
@@ -113,42 +123,51 @@ pub fn may_be_managed(pid: i32, devices: &[MemoryUser]) -> Result<(), AttachRefu
     blocking.map_or(Ok(()), |found| Err(AttachRefusal::Device { pid, device: found.clone() }))
 }
 
-/// Connects to QEMU's QMP socket: the given one, or else the one that its command line names.
+/// Connects to QEMU's monitor: the given socket, or else the monitor that its command line names.
 ///
 /// # Errors
 /// [`AttachRefusal`].
-pub fn connect(process: &Process, given: Option<&Path>) -> Result<(PathBuf, Qmp), AttachRefusal> {
+pub fn connect(process: &Process, given: Option<&Path>) -> Result<(Monitor, Qmp), AttachRefusal> {
     let pid = process.pid();
-    let path = match given {
-        Some(path) => path.to_owned(),
+    let monitor = match given {
+        Some(path) => Monitor::Socket(path.to_owned()),
         None => {
             let words = process.command_line().unwrap_or_default();
-            control_socket(pid, &CommandLine::new(words))?
+            monitor(pid, &CommandLine::new(words))?
         }
     };
-    match Qmp::connect_to(pid, &path, ANSWER_TIMEOUT) {
-        Ok(qmp) => Ok((path, qmp)),
-        Err(source) => Err(refused(pid, path, source)),
+    match monitor.connect(pid, ANSWER_TIMEOUT) {
+        Ok(qmp) => Ok((monitor, qmp)),
+        Err(source) => Err(refused(pid, monitor, source)),
     }
 }
 
-/// The QMP socket that a command line names, if nobody is connected to it. Does not connect.
+/// The monitor that a command line names, if it can be used. Does not connect.
 ///
 /// # Errors
 /// [`AttachRefusal`].
-pub fn free_monitor(pid: i32, line: &CommandLine) -> Result<PathBuf, AttachRefusal> {
+pub fn free_monitor(pid: i32, line: &CommandLine) -> Result<Monitor, AttachRefusal> {
+    let monitor = monitor(pid, line)?;
+    let obstacle = match &monitor {
+        Monitor::Socket(path) => has_client(pid, path).then_some(QmpError::Taken),
+        Monitor::Libvirt(domain) => domain.is_asked_in_vain().map(QmpError::from),
+    };
+    obstacle.map_or(Ok(monitor.clone()), |source| Err(refused(pid, monitor, source)))
+}
+
+/// The monitor that a command line names. A socket of libvirt's own is left to libvirt also while
+/// nobody is connected there: libvirt would wait for it as long as Ebb has it.
+fn monitor(pid: i32, line: &CommandLine) -> Result<Monitor, AttachRefusal> {
     let path = control_socket(pid, line)?;
-    match has_client(pid, &path) {
-        true => Err(refused(pid, path, QmpError::Taken)),
-        false => Ok(path),
-    }
+    let domain = is_libvirts(&path).then(|| libvirt::domain_of(pid, line)).flatten();
+    Ok(domain.map_or(Monitor::Socket(path), Monitor::Libvirt))
 }
 
 /// The QMP socket that a command line names.
 ///
 /// # Errors
 /// [`AttachRefusal::NoQmp`] and [`AttachRefusal::Tcp`].
-pub fn control_socket(pid: i32, line: &CommandLine) -> Result<PathBuf, AttachRefusal> {
+fn control_socket(pid: i32, line: &CommandLine) -> Result<PathBuf, AttachRefusal> {
     let named = match qmp_of(line) {
         Some(Control::Path(path)) => Some(path.into()),
         Some(Control::Inherited(number)) => socket_path(pid, number),
@@ -160,15 +179,23 @@ pub fn control_socket(pid: i32, line: &CommandLine) -> Result<PathBuf, AttachRef
     Ok(Path::new(&format!("/proc/{pid}/cwd")).join(named))
 }
 
-/// Why a socket cannot be used. For libvirt's own socket, the refusal tells what libvirt offers
+/// Why a monitor cannot be used. For libvirt's own socket, the refusal tells what libvirt offers
 /// instead.
-fn refused(pid: i32, path: PathBuf, source: QmpError) -> AttachRefusal {
-    let is_libvirts = path.components().any(|part| part.as_os_str() == "libvirt");
+fn refused(pid: i32, monitor: Monitor, source: QmpError) -> AttachRefusal {
+    let path = match monitor {
+        Monitor::Socket(path) => path,
+        Monitor::Libvirt(_) => return AttachRefusal::ByLibvirt { pid, why: source.to_string() },
+    };
     match source {
-        QmpError::Taken if is_libvirts => AttachRefusal::Libvirt { path, pid },
+        QmpError::Taken if is_libvirts(&path) => AttachRefusal::Libvirt { path, pid },
         QmpError::OtherProcess { owner, pid } => AttachRefusal::OtherQmp { path, owner, pid },
         source => AttachRefusal::Qmp { path, source },
     }
+}
+
+/// Whether a socket is libvirt's by its path.
+fn is_libvirts(path: &Path) -> bool {
+    path.components().any(|part| part.as_os_str() == "libvirt")
 }
 
 /// How a command line names QEMU's control socket.
@@ -214,6 +241,7 @@ fn socket_path(pid: i32, number: i32) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::libvirt::{Domain, LibvirtError};
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
 
@@ -262,7 +290,8 @@ mod tests {
 
     #[test]
     fn libvirts_own_monitor_is_reported_as_such() {
-        let message = |path: &str, source| refused(7, path.into(), source).to_string();
+        let message =
+            |path: &str, source| refused(7, Monitor::Socket(path.into()), source).to_string();
         let path = "/var/lib/libvirt/qemu/domain-1-web/monitor.sock";
         let libvirts = message(path, QmpError::Taken);
         for word in ["libvirt holds", path, "<qemu:commandline>"] {
@@ -270,6 +299,9 @@ mod tests {
         }
         assert!(message("/run/q.sock", QmpError::Taken).contains("second monitor"));
         assert!(message(path, QmpError::NoGreeting).contains("does not greet"));
+        let domain = Domain { socket: "/run/libvirt/libvirt-sock".into(), uuid: String::new() };
+        let asked = refused(7, Monitor::Libvirt(domain), LibvirtError::Late.into()).to_string();
+        assert!(asked.contains("cannot be asked: libvirt does not answer"), "{asked}");
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub mod compressed;
 pub mod heat_walk;
 pub mod image_probe;
 pub mod ledger;
+pub mod libvirt;
 pub mod llfree_header;
 pub mod llfree_host;
 pub mod maps;
@@ -36,13 +37,14 @@ pub mod vprobe_record;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target. Its name is also that of its program and of the directory of its inputs.
-pub const TARGETS: [Target; 25] = [
+pub const TARGETS: [Target; 26] = [
     ("blk_front_end", blk_front_end::run),
     ("classify", classify::run),
     ("compressed", compressed::run),
     ("heat_walk", heat_walk::run),
     ("image_probe", image_probe::run),
     ("ledger", ledger::run),
+    ("libvirt", libvirt::run),
     ("llfree_header", llfree_header::run),
     ("llfree_host", llfree_host::run),
     ("maps", maps::run),

@@ -9,8 +9,9 @@ use ebb_api::{
 };
 use ebb_policy::pilot::COMPRESSED_PART;
 use ebb_units::{Gpa, Hva};
-use ebb_vm::Region;
 use ebb_vm::layout::KnownRegion;
+use ebb_vm::libvirt::Domain;
+use ebb_vm::{Monitor, Region};
 use serde::{Deserialize, Serialize};
 
 use super::BYTES_MAX;
@@ -57,8 +58,11 @@ pub struct Record {
     /// What the VMM is and may do, if Ebb started it.
     #[serde(default)]
     pub confinement: Option<Confinement>,
-    /// The VMM's QMP socket.
+    /// The VMM's QMP socket, or that of libvirt.
     pub qmp: PathBuf,
+    /// The UUID of libvirt's domain, if libvirt is asked; none: the VMM itself is.
+    #[serde(default)]
+    pub domain: Option<String>,
     /// What runs the guest.
     pub accelerator: Accelerator,
     /// Why this accelerator.
@@ -279,6 +283,15 @@ impl RegionRecord {
 }
 
 impl Record {
+    /// The way to the VMM's monitor.
+    pub fn monitor(&self) -> Monitor {
+        let (socket, domain) = (self.qmp.clone(), self.domain.clone());
+        match domain {
+            Some(uuid) => Monitor::Libvirt(Domain { socket, uuid }),
+            None => Monitor::Socket(socket),
+        }
+    }
+
     /// Writes the record into the VM's directory, whole or not at all.
     ///
     /// # Errors

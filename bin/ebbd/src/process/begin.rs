@@ -8,7 +8,7 @@ use ebb_reclaim::vprobe::MIN_ORDER_LOWEST;
 use ebb_served::SharedDisks;
 use ebb_sys::process::Process;
 use ebb_vm::launch::{self, Accelerator};
-use ebb_vm::{Qmp, handed, layout, takeover};
+use ebb_vm::{Monitor, Qmp, handed, layout, takeover};
 use serde_json::json;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -171,7 +171,8 @@ fn run(site: &Site, request: &RunRequest, directory: &Path) -> Answer<Begun> {
     let made =
         (Chosen { value: api(accelerator.value), reason: accelerator.reason }, backing, mode);
     let qmp = directory.join("qmp.sock");
-    let known = record_of(site, &request.name, &started.process, qmp, made, min_order)?;
+    let known =
+        record_of(site, &request.name, &started.process, Monitor::Socket(qmp), made, min_order)?;
     let record = Record {
         started: true,
         logs: site.logs(&request.name),
@@ -268,7 +269,7 @@ fn attach(site: &Site, request: &AttachRequest, directory: &Path) -> Answer<Read
     request.check()?;
     let min_order = min_order(request.min_order)?;
     let process = takeover::open(request.pid).map_err(not_allowed)?;
-    let (path, mut qmp) =
+    let (monitor, mut qmp) =
         takeover::connect(&process, request.qmp.as_deref()).map_err(not_allowed)?;
     devices::of_new(&process, &mut qmp, (&[], false))?;
     let ram = layout::discover(&process, &mut qmp).map_err(not_allowed)?;
@@ -277,7 +278,7 @@ fn attach(site: &Site, request: &AttachRequest, directory: &Path) -> Answer<Read
     let accelerator = accelerator_of(&mut qmp)?;
     let mode = host_facts::mode(request.mode, None);
     let made = (accelerator, backing, mode);
-    let mut record = record_of(site, &request.name, &process, path, made, min_order)?;
+    let mut record = record_of(site, &request.name, &process, monitor, made, min_order)?;
     origin::restore(&mut record, directory);
     let disks = Disks::none().map_err(failed("a random key"))?;
     let with = ((disks, Growth::none()), None);
@@ -289,10 +290,14 @@ fn record_of(
     site: &Site,
     name: &VmName,
     process: &Process,
-    qmp: PathBuf,
+    monitor: Monitor,
     (accelerator, backing, mode): (Chosen<ApiAccelerator>, Chosen<Backing>, Chosen<Mode>),
     min_order: u8,
 ) -> Answer<Record> {
+    let (qmp, domain) = match monitor {
+        Monitor::Socket(path) => (path, None),
+        Monitor::Libvirt(domain) => (domain.socket, Some(domain.uuid)),
+    };
     Ok(Record {
         name: name.clone(),
         pid: process.pid(),
@@ -306,6 +311,7 @@ fn record_of(
         logs: None,
         confinement: None,
         qmp,
+        domain,
         accelerator: accelerator.value,
         accelerator_reason: accelerator.reason,
         backing: backing.value,

@@ -128,7 +128,7 @@ impl VmContext {
         let guest = KnownGuest::new(record.start_ticks, record.settings.metadata_by);
         let is_silent = pager.room().evictor_waits();
         let context = VmContext {
-            qmp: QmpLink::new(process.pid(), &record.qmp, qmp, is_silent),
+            qmp: QmpLink::new(process.pid(), record.monitor(), qmp, is_silent),
             process,
             forgetting: Forgetting::new(record.settings.forget_by),
             restored,

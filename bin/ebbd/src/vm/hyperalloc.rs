@@ -103,6 +103,12 @@ impl SharedAllocator {
                  (docs/hyperalloc.md)",
             ));
         }
+        if !cx.qmp.hears_at_once() {
+            return Err(not_allowed(
+                "its allocator can only be shared if Ebb hears of resets at once: libvirt passes \
+                 them on late, so give the domain a second monitor (docs/cli.md, ebb attach)",
+            ));
+        }
         cx.record.change(|record| record.shares = true)?;
         cx.watch_all()?;
         let headers: Vec<_> = zones.iter().map(|zone| zone.header).collect();

@@ -15,8 +15,8 @@ use ebb_served::SharedDisks;
 use ebb_sys::process::Process;
 use ebb_sys::uffd::Uffd;
 use ebb_units::FrameRange;
+use ebb_vm::Ram;
 use ebb_vm::layout::{self, KnownRegion};
-use ebb_vm::{Qmp, Ram};
 
 use super::attach;
 use super::context::mailbox::Command;
@@ -229,7 +229,7 @@ fn remake(process: &Process, record: &mut Record, directory: &Path) -> io::Resul
         }
     }
     left.into_iter().try_for_each(|number| injector::close(process, number))?;
-    let mut qmp = Qmp::connect_to(process.pid(), &record.qmp, MONITOR).ok();
+    let mut qmp = record.monitor().connect(process.pid(), MONITOR).ok();
     let number = make_userfaultfd::make(process, qmp.as_mut());
     if let Some(qmp) = qmp {
         qmp.close();

@@ -260,12 +260,8 @@ fn warnings(knowing: &Knowing<'_>) -> Vec<String> {
         all.push(swap_is_removed(record));
     }
     all.extend(in_flight::warning(cx));
-    if !cx.qmp.is_connected() {
-        all.push(
-            "QEMU's QMP socket does not answer: resets go unnoticed, so nothing is reclaimed"
-                .into(),
-        );
-    }
+    let unheard = cx.qmp.why_unheard();
+    all.extend(unheard.map(|why| format!("{why}: resets go unnoticed, so nothing is reclaimed")));
     all
 }
 

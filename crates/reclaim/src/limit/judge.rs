@@ -1,5 +1,7 @@
 //! What is known of frames that are about to be evicted.
 
+use std::cell::RefCell;
+
 use ebb_inspect::{BuddyBlock, Guest};
 use ebb_pager::{Judge, Pager};
 use ebb_sys::process::Process;
@@ -15,6 +17,9 @@ pub struct Sources<'a> {
     pub guest: Option<(&'a Guest, &'a dyn Fn() -> bool)>,
     /// Whether the VMM pins memory ([`pinning`]), so that the guest has to tell what is in flight.
     pub pins: bool,
+    /// Whether a reset is heard of only at a question to the VMM. Such a question takes too long to
+    /// be asked for each frame.
+    pub hears_late: bool,
 }
 
 /// What the sources say of frames.
@@ -24,15 +29,39 @@ pub struct Known<'a> {
     /// The pager of the same VM.
     pub pager: &'a Pager,
     /// Blocks that were free when the victims were chosen, in order of address.
-    pub free: &'a [BuddyBlock],
+    free: &'a [BuddyBlock],
+    /// Where resets are heard of late: the frames of this batch that were free once all of them were
+    /// protected, and before the guest was known to run, in order of address.
+    dead: RefCell<Vec<Gfn>>,
 }
 
-impl Known<'_> {
+impl<'a> Known<'a> {
+    /// What is known of frames, of which those in `free` were free when the victims were chosen.
+    pub fn new(of: Sources<'a>, pager: &'a Pager, free: &'a [BuddyBlock]) -> Known<'a> {
+        Known { of, pager, free, dead: RefCell::default() }
+    }
+
     /// Whether the guest's allocator has a frame now, as part of a block that was free before.
     fn is_free(&self, guest: &Guest, gfn: Gfn) -> bool {
         let Some(block) = holding(self.free, gfn, BuddyBlock::frames) else { return false };
         let now = guest.look(&self.pager.view()).head(block.head);
         now.is_some_and(|now| now.order >= block.order)
+    }
+
+    /// Finds the frames of a batch that are free, with one question for all.
+    fn look_for_dead(&self, frames: &[Gfn]) {
+        let mut dead: Vec<Gfn> = match self.of.guest {
+            Some((guest, _)) => {
+                frames.iter().copied().filter(|gfn| self.is_free(guest, *gfn)).collect()
+            }
+            None => Vec::new(),
+        };
+        // Asked after the looks, as for one frame.
+        if !dead.is_empty() && !self.of.guest.is_some_and(|(_, still_runs)| still_runs()) {
+            dead.clear();
+        }
+        dead.sort_unstable();
+        *self.dead.borrow_mut() = dead;
     }
 
     /// Whether nothing pins memory. A look at the descriptors before the frames were protected
@@ -45,11 +74,17 @@ impl Known<'_> {
 impl Judge for Known<'_> {
     fn is_dead(&self, gfn: Gfn) -> bool {
         let Some((guest, still_runs)) = self.of.guest else { return false };
+        if self.of.hears_late {
+            return self.dead.borrow().binary_search(&gfn).is_ok();
+        }
         // Asked after the look: a look at a guest that had been reset says nothing.
         self.is_free(guest, gfn) && still_runs()
     }
 
     fn settled(&self, frames: &[Gfn]) -> Vec<bool> {
+        if self.of.hears_late {
+            self.look_for_dead(frames);
+        }
         if self.nothing_pins() {
             return vec![true; frames.len()];
         }

@@ -207,7 +207,7 @@ impl Limiter {
         if asks {
             self.sweep(windows, Instant::now() + SWEEP);
         }
-        let known = Known { of: windows.of, pager, free: &free };
+        let known = Known::new(windows.of, pager, &free);
         let evicted = pager.evictor().evict(&frames, &known);
         let left = pager.residency().taken_bytes()?;
         // Even if the eviction failed, some frames may have been evicted.

@@ -93,7 +93,8 @@ impl<'a> Windows<'a> {
         let all = FrameRange::huge(window);
         let is_evicted = |gfn: &Gfn| ledger.content(*gfn).is_evicted();
         let evicted: Vec<Gfn> = all.frames().filter(is_evicted).collect();
-        if evicted.is_empty() {
+        // A question for each frame would take too long.
+        if evicted.is_empty() || self.of.hears_late {
             return Some(0);
         }
         let mut free = Vec::new();
@@ -102,7 +103,7 @@ impl<'a> Windows<'a> {
                 free.push(BuddyBlock { head: frames.start, order });
             }
         });
-        let known = Known { of: self.of, pager: self.pager, free: &free };
+        let known = Known::new(self.of, self.pager, &free);
         let is_free = |gfn: &&Gfn| holding(&free, **gfn, BuddyBlock::frames).is_some();
         let freed = evicted.iter().filter(is_free);
         Some(freed.filter(|gfn| self.pager.residency().drop_if_free(**gfn, &known)).count())

@@ -3,6 +3,8 @@
 use std::io;
 use std::time::Duration;
 
+use crate::libvirt::LibvirtError;
+
 /// What can go wrong between Ebb and a QMP socket.
 #[derive(Debug, thiserror::Error)]
 pub enum QmpError {
@@ -35,6 +37,9 @@ pub enum QmpError {
         /// PID of the process that should.
         pid: i32,
     },
+    /// libvirt, which passes everything on, does not.
+    #[error("{0}")]
+    Libvirt(String),
     /// QEMU refused the command.
     #[error("QEMU refused {command}: {reason}")]
     Refused {
@@ -43,4 +48,10 @@ pub enum QmpError {
         /// QEMU's reason.
         reason: String,
     },
+}
+
+impl From<LibvirtError> for QmpError {
+    fn from(error: LibvirtError) -> QmpError {
+        QmpError::Libvirt(error.to_string())
+    }
 }

@@ -1,5 +1,8 @@
 //! Whether the trusted kernel still runs, asked again and again in the middle of a pass.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,7 +16,8 @@ use super::reaching::Reaching;
 use crate::support::open_files::Descriptors;
 
 /// How long QEMU's answer about its vCPUs counts as current. Asking stops each vCPU, so QEMU is not
-/// asked at every batch. RESET events are read every time.
+/// asked at every batch. RESET events are read every time. Where they may come late, each answer
+/// counts once.
 const FRESH: Duration = Duration::from_millis(10);
 /// How long a caller that has locked frames waits for QEMU. A vCPU may wait for such a frame, and
 /// QEMU for the vCPU. This is about as long as frames stay locked anyway.
@@ -71,9 +75,11 @@ impl<'a> Liveness<'a> {
     pub fn runs(&mut self) -> bool {
         if self.ended.is_none() && !self.sees_end() && !self.is_fresh() {
             let asked = Instant::now();
-            match self.qmp.socket().is_some_and(|qmp| runs(&self.kernel, &self.pager, qmp)) {
+            let runs = self.qmp.socket().is_some_and(|qmp| runs(&self.kernel, &self.pager, qmp));
+            // A reset that is reported late was read with the answer.
+            match runs && !self.sees_end() {
                 true => self.asked = asked,
-                false => self.ended = Some(End::Unknown),
+                false => self.ended = self.ended.or(Some(End::Unknown)),
             }
         }
         self.ended.is_none() && self.is_unchanged()
@@ -87,10 +93,11 @@ impl<'a> Liveness<'a> {
             let answer =
                 self.qmp.socket().map(|qmp| qmp.in_a_hurry(HURRY, |qmp| runs(kernel, pager, qmp)));
             match answer {
-                // The question may have taken a while.
-                Some(true) if !self.sees_withdrawal() => self.asked = asked,
+                // The question may have taken a while, and a reset that is reported late was read
+                // with the answer.
+                Some(true) if !self.sees_end() => self.asked = asked,
                 Some(false) if asked.elapsed() >= HURRY => self.is_silent = true,
-                _ => self.ended = Some(End::Unknown),
+                _ => self.ended = self.ended.or(Some(End::Unknown)),
             }
         }
         self.ended.is_none() && !self.is_silent && self.is_unchanged()
@@ -136,7 +143,8 @@ impl<'a> Liveness<'a> {
     }
 
     fn is_fresh(&self) -> bool {
-        self.qmp.is_connected() && self.asked.elapsed() < FRESH
+        let is_told = self.qmp.is_connected() && self.qmp.hears_at_once();
+        is_told && self.asked.elapsed() < FRESH
     }
 }
 

@@ -1,13 +1,13 @@
-//! The VMM's control socket: connected again after it is lost, and lent to whoever asks QEMU.
+//! The way to the VMM's monitor: connected again after it is lost, and lent to whoever asks QEMU.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use ebb_vm::Qmp;
-use ebb_vm::qmp::Ears;
+use ebb_vm::qmp::{Ears, QmpError};
+use ebb_vm::{Monitor, Qmp};
+use serde_json::json;
 
 use crate::support::retry::Retry;
 
@@ -18,12 +18,21 @@ const RETRY_FIRST: Duration = Duration::from_millis(500);
 /// Longest pause between two attempts to connect.
 const RETRY_MOST: Duration = Duration::from_secs(10);
 
-/// The socket, while it answers.
+/// A monitor by which resets may come late is asked so often whether it still tells of them.
+const STILL_HEARS_EVERY: Duration = Duration::from_secs(1);
+/// A monitor that does not answer that within this time does not tell of resets.
+const STILL_HEARS_WITHIN: Duration = Duration::from_secs(1);
+
+/// The monitor, while it answers.
 pub struct QmpLink {
-    path: PathBuf,
+    monitor: Monitor,
     /// The VMM. A user who can change the path may put another VM's socket there.
     pid: i32,
     socket: Option<Qmp>,
+    /// When it last answered whether it still tells of resets.
+    heard: Instant,
+    /// Why the monitor is not connected, or does not tell of resets.
+    why: Option<String>,
     /// The socket was connected anew, and nobody has asked since: events may have been missed.
     is_anew: bool,
     retry: Retry,
@@ -32,17 +41,18 @@ pub struct QmpLink {
 }
 
 impl QmpLink {
-    /// Makes a link to the VMM `pid` from a socket, or from a path to connect to later. `is_silent`
-    /// is set while the worker waits for QEMU.
+    /// Makes a link to the VMM `pid` from a socket, or from a monitor to connect to later.
+    /// `is_silent` is set while the worker waits for QEMU.
     pub fn new(
         pid: i32,
-        path: &Path,
+        monitor: Monitor,
         mut socket: Option<Qmp>,
         is_silent: Arc<AtomicBool>,
     ) -> QmpLink {
         socket.iter_mut().for_each(|qmp| qmp.show_silence(Arc::clone(&is_silent)));
         let retry = Retry::new(RETRY_FIRST, RETRY_MOST);
-        QmpLink { path: path.to_owned(), pid, socket, is_anew: false, retry, is_silent }
+        let (heard, why) = (Instant::now(), None);
+        QmpLink { monitor, pid, socket, heard, why, is_anew: false, retry, is_silent }
     }
 
     /// Connects, if the socket is not connected and an attempt is due.
@@ -51,18 +61,67 @@ impl QmpLink {
             return;
         }
         self.is_silent.store(true, Relaxed);
-        let connected = Qmp::connect_to(self.pid, &self.path, GREETING_TIMEOUT);
+        let connected = self.monitor.connect(self.pid, GREETING_TIMEOUT);
         self.is_silent.store(false, Relaxed);
         match connected {
             Ok(mut qmp) => {
                 qmp.show_silence(Arc::clone(&self.is_silent));
                 (self.socket, self.is_anew) = (Some(qmp), true);
+                (self.heard, self.why) = (Instant::now(), None);
                 self.retry.worked();
             }
             Err(error) => {
-                tracing::debug!("{}: {error}", self.path.display());
+                tracing::debug!("its monitor: {error}");
+                self.why = Some(error.to_string());
                 self.retry.failed();
             }
+        }
+    }
+
+    /// Whether resets are heard before the vCPUs go on. If not, the monitor is libvirt's: a reset
+    /// may come late, but before the answer to whatever is asked after it.
+    pub fn hears_at_once(&self) -> bool {
+        matches!(self.monitor, Monitor::Socket(_))
+    }
+
+    /// Whether a reset may have been missed for more than a second, because who would tell of it is
+    /// silent. A monitor of QEMU's own cannot miss one.
+    pub fn is_deaf(&mut self) -> bool {
+        if self.hears_at_once() {
+            return false;
+        }
+        let Some(qmp) = self.socket.as_mut() else { return true };
+        if self.heard.elapsed() >= STILL_HEARS_EVERY {
+            let ask = |qmp: &mut Qmp| qmp.execute("query-status", json!({}));
+            match qmp.in_a_hurry(STILL_HEARS_WITHIN, ask) {
+                Ok(_) => self.heard = Instant::now(),
+                Err(error) => {
+                    self.lose(&error);
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    /// Returns why resets go unnoticed, if they do.
+    pub fn why_unheard(&self) -> Option<String> {
+        let why = self.why.as_deref().unwrap_or("it is yet to be connected");
+        match &self.monitor {
+            _ if self.is_connected() => None,
+            Monitor::Socket(_) => Some("QEMU's QMP socket does not answer".into()),
+            Monitor::Libvirt(_) => Some(format!("libvirt does not pass QEMU's answers on ({why})")),
+        }
+    }
+
+    /// Drops a connection that fails. It may be connected again.
+    fn lose(&mut self, error: &QmpError) {
+        if !self.hears_at_once() {
+            tracing::warn!("its monitor is lost: {error}");
+        }
+        self.why = Some(error.to_string());
+        if let Some(qmp) = self.socket.take() {
+            qmp.close();
         }
     }
 
@@ -91,10 +150,8 @@ impl QmpLink {
     pub fn hears_reset(&mut self) -> bool {
         match self.socket.as_mut().map(Qmp::events) {
             Some(Ok(events)) => events.iter().any(|event| event == "RESET"),
-            Some(Err(_)) => {
-                if let Some(qmp) = self.socket.take() {
-                    qmp.close();
-                }
+            Some(Err(error)) => {
+                self.lose(&error);
                 false
             }
             None => false,
@@ -124,7 +181,8 @@ mod tests {
             let _ = client.read_to_string(&mut sent);
             sent
         });
-        let mut link = QmpLink::new(pid as i32, &path, None, Arc::default());
+        let monitor = Monitor::Socket(path);
+        let mut link = QmpLink::new(pid as i32, monitor, None, Arc::default());
         link.reconnect();
         let is_connected = link.is_connected();
         drop(link);

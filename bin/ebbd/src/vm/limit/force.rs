@@ -105,6 +105,7 @@ impl ByForce {
         ended: &mut Option<End>,
     ) -> io::Result<()> {
         let VmContext { qmp, guest: known, reaching, pager, process, .. } = cx;
+        let hears_late = !qmp.hears_at_once();
         let liveness = RefCell::new(Liveness::new(qmp, known, reaching, pager));
         let still_runs = || liveness.borrow_mut().runs_at_once();
         // If nothing is pinned, nobody has to be asked.
@@ -113,8 +114,9 @@ impl ByForce {
             process,
             guest: guest.map(|guest| (guest, &still_runs as &dyn Fn() -> bool)),
             pins: self.pins,
+            hears_late,
         };
-        let judge = Known { of, pager, free: &[] };
+        let judge = Known::new(of, pager, &[]);
         let view = pager.view();
         let may_go = |gfn: &Gfn| {
             !known.needs(*gfn) && guest.is_none_or(|guest| guest.looks_settled(&view, *gfn))

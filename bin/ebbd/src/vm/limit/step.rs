@@ -29,11 +29,12 @@ pub(super) fn evict_step(
     ended: &mut Option<End>,
 ) -> io::Result<Left> {
     let VmContext { qmp, guest, reaching, pager, process, forgetting, disks, .. } = cx;
+    let hears_late = !qmp.hears_at_once();
     let liveness = RefCell::new(Liveness::new(qmp, guest, reaching, pager));
     let still_runs = || liveness.borrow_mut().runs_at_once();
     let pins = pinning(process)?.is_some();
     let known = guest.guest().ok().map(|guest| (guest, &still_runs as &dyn Fn() -> bool));
-    let of = Sources { process, guest: known, pins };
+    let of = Sources { process, guest: known, pins, hears_late };
     // An unknown kernel can only be known by its note or its registration, so frames that may hold
     // one stay resident. Anybody can write them, so no more of them stay than a search looks at.
     let (view, is_known) = (pager.view(), guest.kernel().is_ok());

@@ -34,7 +34,7 @@ fn a_goal_outlives_a_request_that_failed() {
     let Some((mut cx, _run)) = machine::context() else { return };
     let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
     let silence = cx.pager.room().evictor_waits();
-    cx.qmp = QmpLink::new(cx.process.pid(), &cx.record.qmp, Some(Qmp::over(ours)), silence);
+    cx.qmp = QmpLink::new(cx.process.pid(), cx.record.monitor(), Some(Qmp::over(ours)), silence);
     let qemu = std::thread::spawn(move || {
         BufReader::new(theirs).read_line(&mut String::new()).expect("balloon");
     });

@@ -385,6 +385,9 @@ fn by_guest(cx: &VmContext) -> Result<(Arc<Guest>, String), String> {
     if cx.guest.shares_allocator() {
         return Err("it shares its allocator, and its page metadata is not watched".into());
     }
+    if !cx.qmp.hears_at_once() {
+        return Err("libvirt tells of its resets late, so its page tables are not written".into());
+    }
     let guest = cx.guest.witness().cloned().ok_or("its guest is not trusted")?;
     Ok((guest, why))
 }

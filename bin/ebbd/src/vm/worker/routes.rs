@@ -43,10 +43,17 @@ impl Worker {
         }
     }
 
-    /// Acts on a reset if QEMU reported one.
+    /// Acts on a reset if QEMU reported one, and on one that may have been missed.
     pub(super) fn notice_reset(&mut self) {
         if self.cx.qmp.hears_reset() {
             self.after_reset();
+            return;
+        }
+        // A QEMU that waits for room answers nobody.
+        let is_asked = self.cx.guest.trusted_kernel().is_some() && !self.cx.waits();
+        if is_asked && self.cx.qmp.is_deaf() {
+            self.trust.on_reset(&mut self.cx, "libvirt does not tell whether it was reset");
+            self.trust.tell_pager(&mut self.cx);
         }
     }
 

@@ -166,7 +166,8 @@ fn a_sweep_passes_over_what_was_not_evicted() {
     let frames: Vec<Gfn> = (2048..2056).map(Gfn).collect();
     assert_eq!(machine.pager.evictor().evict(&frames, &ebb_pager::NothingKnown).unwrap().saved, 8);
     let (pagemap, no, cold) = (limiter.pagemap(), |_| false, |_| 0);
-    let of = Sources { process: &vmm, guest: Some((&kernel, &|| true)), pins: false };
+    let of =
+        Sources { process: &vmm, guest: Some((&kernel, &|| true)), pins: false, hears_late: false };
     let windows = Windows::new(of, (&machine.pager, &NoVmm), &pagemap, &no, &cold, false);
     let dropped = || machine.pager.counters().dropped_frames.load(Relaxed);
     // Windows with one ledger word cost next to nothing.

@@ -111,7 +111,7 @@ impl Machine {
     }
 
     pub fn sources(&self) -> Sources<'_> {
-        Sources { process: &self.process, guest: None, pins: false }
+        Sources { process: &self.process, guest: None, pins: false, hears_late: false }
     }
 }
 

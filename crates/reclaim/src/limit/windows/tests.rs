@@ -1,4 +1,7 @@
+use std::cell::Cell;
+
 use ebb_inspect::Lru;
+use ebb_pager::Judge;
 use ebb_sys::ram_file::RamFile;
 use ebb_units::Gpa;
 use ebb_vm::Region;
@@ -183,4 +186,32 @@ fn free_blocks_are_reported_and_their_kept_slots_dropped() {
     assert_eq!(evicted.saved, 14, "{evicted:?}");
     assert_eq!(windows.drop_freed(HugeFrame(4)), Some(10));
     assert_eq!(windows.drop_freed(HugeFrame(4)), Some(0), "once");
+}
+
+/// A question to the VMM for each frame would take too long.
+#[test]
+fn dead_frames_are_found_at_the_batch_where_resets_come_late() {
+    let forge = Forge::with_free_blocks(4);
+    let Some(machine) = Machine::forged(&forge) else {
+        return eprintln!("SKIPPED: no userfaultfd");
+    };
+    let (kernel, asked, runs) = (machine.kernel(), Cell::new(0), Cell::new(true));
+    let still_runs = || {
+        asked.set(asked.get() + 1);
+        runs.get()
+    };
+    let guest = Some((&kernel, &still_runs as &dyn Fn() -> bool));
+    let of = Sources { guest, hears_late: true, ..machine.sources() };
+    let free = [BuddyBlock { head: Gfn(2048), order: 3 }];
+    let known = Known::new(of, &machine.pager, &free);
+    let frames: Vec<Gfn> = (2048..2064).map(Gfn).collect();
+    let dead = || frames.iter().filter(|gfn| known.is_dead(**gfn)).map(|gfn| gfn.0);
+    assert_eq!((dead().count(), asked.get()), (0, 0), "no frame is protected yet");
+    known.settled(&frames);
+    let before = asked.get();
+    assert!(before > 0 && dead().eq(2048..2056));
+    assert_eq!(asked.get(), before);
+    runs.set(false);
+    known.settled(&frames);
+    assert_eq!(dead().count(), 0);
 }

@@ -49,7 +49,8 @@ impl Qemu {
     pub fn of(cx: &mut VmContext) -> Qemu {
         let (ours, stream) = UnixStream::pair().expect("a pair of sockets");
         let silence = cx.pager.room().evictor_waits();
-        cx.qmp = QmpLink::new(cx.process.pid(), &cx.record.qmp, Some(Qmp::over(ours)), silence);
+        cx.qmp =
+            QmpLink::new(cx.process.pid(), cx.record.monitor(), Some(Qmp::over(ours)), silence);
         let qemu = Qemu { stream, talk: Arc::default() };
         qemu.answers("query-status", json!({ "running": true }));
         qemu.answers("query-memory-devices", json!([]));
@@ -120,6 +121,15 @@ impl Qemu {
         });
         let stats = json!({ "last-update": REPORTED_S, "stats": stats });
         self.answers("qom-get guest-stats", stats);
+    }
+
+    /// Returns what reports an event from another thread.
+    pub fn reporter(&self) -> impl Fn(&str) + Send + 'static {
+        let stream = self.stream.try_clone().expect("a descriptor");
+        move |event| {
+            let line = format!("{}\n", json!({ "event": event }));
+            (&stream).write_all(line.as_bytes()).expect("a listener");
+        }
     }
 
     /// Reports an event.
