@@ -65,7 +65,7 @@ impl Pilot {
             i128::from(state.coming_bytes(now))
         });
         let coming_bytes = coming_bytes.sum();
-        let budget = Budget::new(rule, (host, vms), coming_bytes, stage);
+        let budget = Budget::new(rule, (host, vms, self.is_full), coming_bytes, stage);
         let mut round = Round::new(now, (host, self.is_full), stage, budget);
         round.relieve_all(vms, &mut self.vms);
         match stage {

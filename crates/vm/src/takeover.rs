@@ -195,7 +195,9 @@ fn refused(pid: i32, monitor: Monitor, source: QmpError) -> AttachRefusal {
 
 /// Whether a socket is libvirt's by its path.
 fn is_libvirts(path: &Path) -> bool {
-    path.components().any(|part| part.as_os_str() == "libvirt")
+    let is_below = path.components().any(|part| part.as_os_str() == "libvirt");
+    // A domain's second monitor may have its socket there, too.
+    is_below && path.file_name().is_some_and(|name| name == "monitor.sock")
 }
 
 /// How a command line names QEMU's control socket.

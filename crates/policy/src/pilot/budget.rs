@@ -31,10 +31,11 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// `coming_bytes`: what VMs are about to give.
+    /// `coming_bytes`: what VMs are about to give. `is_full`: nothing in use is taken, so batch VMs
+    /// lend nothing.
     pub fn new(
         rule: HostRule,
-        (host, vms): (&HostMemory, &[VmSight]),
+        (host, vms, is_full): (&HostMemory, &[VmSight], bool),
         coming_bytes: i128,
         stage: Stage,
     ) -> Budget {
@@ -44,7 +45,7 @@ impl Budget {
         let gives = |vm: &&VmSight| vm.rule.class == Class::Batch && vm.may_give();
         let warm = |vm: &VmSight| vm.warm_bytes().min(vm.memory_bytes / stage.rate_part());
         let lent = match stage {
-            Stage::Critical => vms.iter().filter(gives).map(|vm| i128::from(warm(vm))).sum(),
+            Stage::Critical if !is_full => vms.iter().filter(gives).map(|vm| i128::from(warm(vm))).sum(),
             _ => 0,
         };
         let reserve = reserve_of(tightest);

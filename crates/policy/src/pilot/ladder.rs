@@ -131,12 +131,14 @@ impl<'a> Round<'a> {
             return;
         }
         let why = match (state.missed_bytes(), vm.pressed()) {
-            (0, Some(guest)) if !vm.waits => format!(
-                "its guest is short of memory: {} of {} available",
-                Bytes(guest.available_bytes),
-                Bytes(guest.total_bytes)
-            ),
             (0, _) => "its guest waits for room".to_owned(),
+            (bytes, Some(guest)) if !state.misses_memory(vm) => format!(
+                "its guest is short of memory, with {} of {} available, and {} came back within \
+                 seconds",
+                Bytes(guest.available_bytes),
+                Bytes(guest.total_bytes),
+                Bytes(bytes)
+            ),
             (bytes, _) => format!("{} of evicted memory came back within seconds", Bytes(bytes)),
         };
         state.relieved(self.now);

@@ -113,12 +113,14 @@ impl VmState {
         vm.limit_bytes.is_some() && (vm.waits || self.missed.0 > most.saturating_mul(seconds))
     }
 
-    /// Whether the limit is raised because the guest is about to run out of memory by its own word:
-    /// it needs what is above the limit, and was not relieved just now.
+    /// Whether the limit is raised because the guest is about to run out of memory by its own word,
+    /// and what it misses bears that out: a guest may lie, and one that has used all of its memory
+    /// and rests says the same. The limit must be in its way, and it was not relieved just now.
     pub fn may_ease(&self, vm: &VmSight, now: Duration) -> bool {
         let least = vm.limit_bytes.unwrap_or(0).saturating_sub(vm.memory_bytes / NEAR_PART);
         let is_due = self.relieved.is_none_or(|relieved| now >= relieved + REST_LEAST);
-        vm.pressed().is_some() && vm.resident_bytes >= least && is_due
+        let is_borne_out = self.missed.0 > 0 || vm.waits;
+        vm.pressed().is_some() && is_borne_out && vm.resident_bytes >= least && is_due
     }
 
     /// By how much the limit of a VM is raised that misses memory.
@@ -151,10 +153,7 @@ impl VmState {
 
     /// Whether the limit may be lowered: it does not rest, and nothing is missed or yet to come.
     pub fn may_lower(&self, vm: &VmSight, now: Duration, is_critical: bool) -> bool {
-        let rests = self.rests(now, is_critical);
-        // A guest's own word does not keep a host from what it needs most.
-        let is_pressed = vm.pressed().is_some() && !is_critical;
-        !rests && !is_pressed && !self.misses_memory(vm) && self.has_given(vm)
+        !self.rests(now, is_critical) && !self.misses_memory(vm) && self.has_given(vm)
     }
 
     /// Whether it is as far down as its limit asks, or nearly.

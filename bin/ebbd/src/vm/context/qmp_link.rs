@@ -85,13 +85,13 @@ impl QmpLink {
     }
 
     /// Whether a reset may have been missed for more than a second, because who would tell of it is
-    /// silent. A monitor of QEMU's own cannot miss one.
-    pub fn is_deaf(&mut self) -> bool {
+    /// silent or gone. A monitor of QEMU's own cannot miss one. `may_ask`: QEMU can answer now.
+    pub fn is_deaf(&mut self, may_ask: bool) -> bool {
         if self.hears_at_once() {
             return false;
         }
         let Some(qmp) = self.socket.as_mut() else { return true };
-        if self.heard.elapsed() >= STILL_HEARS_EVERY {
+        if may_ask && self.heard.elapsed() >= STILL_HEARS_EVERY {
             let ask = |qmp: &mut Qmp| qmp.execute("query-status", json!({}));
             match qmp.in_a_hurry(STILL_HEARS_WITHIN, ask) {
                 Ok(_) => self.heard = Instant::now(),

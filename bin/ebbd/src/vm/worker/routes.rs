@@ -50,8 +50,8 @@ impl Worker {
             return;
         }
         // A QEMU that waits for room answers nobody.
-        let is_asked = self.cx.guest.trusted_kernel().is_some() && !self.cx.waits();
-        if is_asked && self.cx.qmp.is_deaf() {
+        let may_ask = !self.cx.waits();
+        if self.cx.guest.trusted_kernel().is_some() && self.cx.qmp.is_deaf(may_ask) {
             self.trust.on_reset(&mut self.cx, "libvirt does not tell whether it was reset");
             self.trust.tell_pager(&mut self.cx);
         }
