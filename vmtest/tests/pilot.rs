@@ -2,6 +2,8 @@
 //!
 //! The host is never made short of memory: a reserve of nearly all of it stands for that.
 
+use std::collections::BTreeSet;
+
 use ebb_api::{PilotDecision, PilotStatus};
 use vmtest::{Guest, Host, Vm, require, until, until_or};
 
@@ -155,28 +157,6 @@ fn cold_memory_is_compressed_first_and_then_goes_to_the_disk() {
     assert_eq!(vm.guest("check soft"), "0");
 }
 
-/// What the guest's kernel says that it could use, in MiB.
-fn guest_available_mib(vm: &Vm) -> u64 {
-    let text = vm.guest("cat /proc/meminfo");
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")).expect("a line");
-    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") / 1024
-}
-
-#[test]
-fn a_guest_that_is_short_of_memory_by_its_balloon_is_relieved() {
-    let host = host();
-    let vm = run(&host);
-    vm.guest("fill kept 150M");
-    host.ebb(&format!("pilot on --reserve {}", tight())).ok();
-    wait_done(&host, "limit none -> ", "what it uses least");
-    // Less than 32 MiB is left, half of the least reserve.
-    vm.guest(&format!("fill more {}M", guest_available_mib(&vm) - 26));
-    let relieved = wait_done(&host, "limit ", "its guest is short of memory: ");
-    assert!(!relieved.action.ends_with("-> none"), "by and by: {relieved:?}");
-    host.ebb("pilot off").ok();
-    assert_eq!((vm.guest("check kept").as_str(), vm.guest("check more").as_str()), ("0", "0"));
-}
-
 fn is_limit_after(number: Option<u64>) -> impl Fn(&PilotDecision) -> bool {
     move |one| one.action.starts_with("limit") && Some(one.number) > number
 }
@@ -196,11 +176,19 @@ fn nothing_in_use_is_taken_while_the_swap_files_are_full() {
     });
     let text = host.ebb("pilot").ok();
     assert!(text.contains("  swap          files take 4 KiB at most"), "{text}");
+    // The host's figures differ from look to look.
+    let mut hosts = BTreeSet::new();
+    until("some looks", || {
+        hosts.extend(pilot(&host).host);
+        (hosts.len() > 3).then_some(())
+    });
     let later = pilot(&host).decisions.iter().filter(|one| is_limit_after(full)(one)).count();
     assert!(later <= 1, "one may have been decided meanwhile: {}", host.ebb("pilot").ok());
     // Without the quota it goes on.
     host.ebb("pilot --swap-max 0").ok();
-    until("a lower limit", || pilot(&host).decisions.iter().any(is_limit_after(full)).then_some(()));
+    until("a lower limit", || {
+        pilot(&host).decisions.iter().any(is_limit_after(full)).then_some(())
+    });
     host.ebb("pilot off").ok();
     assert_eq!(vm.guest("check kept"), "0");
 }

@@ -13,9 +13,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use ebb_api::{
-    AttachRequest, AutoRequest, AutoStatus, LimitRequest, LimitStatus, PilotRequest, PilotSight,
-    PilotStatus, PoolRequest, PoolStatus, ResizeRequest, RuleRequest, RunRequest, ShareRequest,
-    Top, VmStatus, VmSummary, route,
+    AttachRequest, AutoRequest, AutoStatus, LimitRequest, LimitStatus, PilotMode, PilotRequest,
+    PilotSight, PilotStatus, PoolRequest, PoolStatus, ResizeRequest, RuleRequest, RunRequest,
+    ShareRequest, Top, VmStatus, VmSummary, route,
 };
 use ebb_policy::pilot::HostRule;
 use ebb_units::Bytes;
@@ -73,17 +73,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
             host.share(&vm, &ShareRequest { bytes, lower_percent, upper_percent })?
         }
         Command::Pilot { mode, reserve, attach, stall, swap_max, output } => {
-            let attach = attach.map(|attach| attach == Switch::On);
-            let (reserve_percent, reserve_bytes) =
-                (reserve.and_then(Below::percent), reserve.and_then(Below::bytes));
-            let request = PilotRequest {
-                mode,
-                reserve_percent,
-                reserve_bytes,
-                attach,
-                stall_percent: stall,
-                swap_max_bytes: swap_max.map(|size| size.0),
-            };
+            let request = pilot_request((mode, reserve, stall), attach, swap_max);
             host.pilot(&request, output.json)?
         }
         Command::Rule { vm, class, min, max, weight, hold } => {
@@ -94,12 +84,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         }
         Command::Record { file, time } => host.record(&file, time)?,
         Command::Simulate { file, reserve, stall, swap_max } => {
-            let rule = HostRule {
-                reserve: reserve.into(),
-                stall_permille: Some(stall * 10).filter(|permille| *permille > 0),
-                swap_max_bytes: swap_max.map(|size| size.0).filter(|bytes| *bytes > 0),
-            };
-            show::simulated(&trace::simulate(&file, rule)?)
+            show::simulated(&trace::simulate(&file, host_rule(reserve, stall, swap_max))?)
         }
         Command::Events(events) => host.events(events)?,
         Command::Calibrate { output, background } => host.calibrate(output.json, background)?,
@@ -114,6 +99,29 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         Command::Man { dir } => manual::write_pages(&dir)?,
     };
     Ok(text.into())
+}
+
+fn pilot_request(
+    (mode, reserve, stall_percent): (Option<PilotMode>, Option<Below>, Option<u32>),
+    attach: Option<Switch>,
+    swap_max: Option<Bytes>,
+) -> PilotRequest {
+    PilotRequest {
+        mode,
+        reserve_percent: reserve.and_then(Below::percent),
+        reserve_bytes: reserve.and_then(Below::bytes),
+        attach: attach.map(|attach| attach == Switch::On),
+        stall_percent,
+        swap_max_bytes: swap_max.map(|size| size.0),
+    }
+}
+
+fn host_rule(reserve: Below, stall: u32, swap_max: Option<Bytes>) -> HostRule {
+    HostRule {
+        reserve: reserve.into(),
+        stall_permille: Some(stall * 10).filter(|permille| *permille > 0),
+        swap_max_bytes: swap_max.map(|size| size.0).filter(|bytes| *bytes > 0),
+    }
 }
 
 struct Host {

@@ -45,7 +45,9 @@ impl Budget {
         let gives = |vm: &&VmSight| vm.rule.class == Class::Batch && vm.may_give();
         let warm = |vm: &VmSight| vm.warm_bytes().min(vm.memory_bytes / stage.rate_part());
         let lent = match stage {
-            Stage::Critical if !is_full => vms.iter().filter(gives).map(|vm| i128::from(warm(vm))).sum(),
+            Stage::Critical if !is_full => {
+                vms.iter().filter(gives).map(|vm| i128::from(warm(vm))).sum()
+            }
             _ => 0,
         };
         let reserve = reserve_of(tightest);

@@ -192,34 +192,55 @@ fn a_vm_that_misses_its_memory_is_relieved_at_once() {
 }
 
 #[test]
-fn a_guest_that_is_short_of_memory_by_its_own_word_is_relieved() {
+fn a_guests_word_counts_if_what_it_misses_bears_it_out() {
     let guest = |available_mib| {
         Some(MemoryFigures { total_bytes: 4096 * MIB, available_bytes: available_mib * MIB })
     };
-    let limited = |available_mib| VmSight {
+    let limited = |available_mib, refaulted_mib| VmSight {
         limit_bytes: Some(2048 * MIB),
         resident_bytes: 2040 * MIB,
         guest: guest(available_mib),
+        refaulted_bytes: refaulted_mib * MIB,
         ..vm("web")
     };
     let mut pilot = Pilot::default();
-    let mut look = |seconds, available_mib, vm: &VmSight| {
-        pilot.look(Duration::from_secs(seconds), RULE, &memory(available_mib), from_ref(vm))
+    let mut look = |seconds, vm: &VmSight| {
+        pilot.look(Duration::from_secs(seconds), RULE, &memory(2000), from_ref(vm))
     };
+    assert_eq!(limits(&look(0, &limited(0, 0))), [("web", Some(2040 - 41))], "it has cold memory");
     // Half of a sixteenth is the border.
-    let decisions = look(0, 2000, &limited(127));
+    let decisions = look(1, &limited(127, 1));
     assert_eq!(limits(&decisions), [("web", Some(2048 + 81))]);
-    let why = &decisions[0].why;
-    assert_eq!(why, "its guest is short of memory: 127 MiB of 4 GiB available");
-    // It is neither relieved again at once, nor does it give, unless the host is critical.
-    assert_eq!(look(4, 2000, &limited(127)), []);
-    assert_eq!(limits(&look(5, 2000, &limited(127))), [("web", Some(2048 + 81))]);
-    assert_eq!(look(6, 400, &limited(127)), [], "the limit rests");
-    assert_eq!(limits(&look(10, 400, &limited(127))), [("web", Some(2040 - 683))]);
-    assert_eq!(limits(&once(2000, &[limited(128)])), [("web", Some(2040 - 41))]);
+    let why = "its guest is short of memory, with 127 MiB of 4 GiB available, and 1 MiB came back \
+               within seconds";
+    assert_eq!(decisions[0].why, why);
+    assert_eq!(look(5, &limited(127, 2)), [], "the limit rests");
+    assert_eq!(limits(&look(6, &limited(127, 3))), [("web", Some(2048 + 81))]);
+    assert_eq!(limits(&look(20, &limited(128, 4))), [("web", Some(2040 - 41))]);
     // A limit that leaves room is not what the guest lacks.
-    let roomy = VmSight { resident_bytes: 1500 * MIB, ..limited(0) };
-    assert_eq!(once(2000, &[roomy]), []);
+    let roomy = VmSight { resident_bytes: 1500 * MIB, ..limited(0, 5) };
+    assert_eq!(limits(&look(40, &roomy)), [("web", Some(1500 - 41))]);
+}
+
+#[test]
+fn nobody_gets_what_batch_vms_do_not_give_while_the_swap_files_are_full() {
+    let rule = HostRule { swap_max_bytes: Some(MIB), ..RULE };
+    let batch = of_class("batch", Class::Batch);
+    let limited = |name: &str| VmSight {
+        limit_bytes: Some(2048 * MIB),
+        resident_bytes: 2048 * MIB,
+        ..vm(name)
+    };
+    let host = memory(300);
+    let raised = |swap_bytes| {
+        let mut pilot = Pilot::default();
+        let host = HostSight { memory: &host, swap_bytes };
+        pilot.look(Duration::ZERO, rule, host, &[batch.clone(), limited("web")]);
+        let missing = VmSight { refaulted_bytes: 50 * MIB, ..limited("web") };
+        let decisions = pilot.look(Duration::from_secs(1), rule, host, &[batch.clone(), missing]);
+        limits(&decisions).iter().any(|(name, to)| *name == "web" && *to > Some(2048))
+    };
+    assert!(raised(0) && !raised(MIB));
 }
 
 #[test]
