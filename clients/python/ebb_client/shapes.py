@@ -82,7 +82,6 @@ __all__ = [
     "RuleRequest",
     "RunRequest",
     "SeenBound",
-    "SeenSize",
     "SeenVm",
     "ShareRequest",
     "SharingStatus",
@@ -158,7 +157,7 @@ Mode = Literal["strict", "release"]
 OnViolation = Literal["allow", "stop"]
 """What happens if a guest touches hard-reclaimed memory."""
 
-PilotAction = Literal["reclaim", "limit", "compress", "resize"]
+PilotAction = Literal["reclaim", "limit", "compress"]
 """What the pilot decided to do with a VM."""
 
 PilotMode = Literal["off", "dry_run", "on"]
@@ -359,8 +358,8 @@ class DecisionFigures:
     """How much free memory was to be reclaimed; null: it is about something else. In bytes."""
 
     from_bytes: Optional[int] = None
-    """The limit, the most compressed memory or the size before; null: none, or it is about free
-    memory. In bytes."""
+    """The limit, or the most compressed memory, before; null: none, or it is about free memory. In
+    bytes."""
 
     number: int
     """Its number, as the pilot's status has it."""
@@ -1490,26 +1489,6 @@ class SeenBound:
 
 
 @dataclass(kw_only=True)
-class SeenSize:
-    """The size of a VM that can plug and unplug memory, as the pilot saw it."""
-
-    base_bytes: int
-    """What it has with nothing plugged. In bytes."""
-
-    block_bytes: int
-    """Sizes are whole numbers of these above that. In bytes."""
-
-    bytes: int
-    """What its guest has. In bytes."""
-
-    full_bytes: int
-    """What it was to have before the pilot took any. In bytes."""
-
-    target_bytes: int
-    """What its guest is to have. In bytes."""
-
-
-@dataclass(kw_only=True)
 class SeenVm:
     """A VM, as the pilot saw it."""
 
@@ -1562,9 +1541,6 @@ class SeenVm:
 
     resident_bytes: int
     """Host memory that it takes. In bytes."""
-
-    size: Optional[SeenSize] = None
-    """Its size; null: it plugs nothing, or its size is not the pilot's to change."""
 
     spare_bytes: int
     """Free memory of its guest that is resident at least. In bytes."""
