@@ -194,8 +194,8 @@ impl Place {
         true
     }
 
-    /// Does the work while the process that serves the disk, if there is one, is not killed: QEMU
-    /// does not get over that while its guest is reset.
+    /// Does the work while the process that serves the disk, if there is one, is not killed: a
+    /// guest that is reset meanwhile may not boot again, and why is not known yet.
     pub fn served<T>(&self, work: impl FnOnce() -> T) -> T {
         let _server = lock(&self.server);
         work()
