@@ -50,7 +50,7 @@ const NEED_HOST_KERNEL: [&str; 1] = ["idle"];
 pub struct Args {
     #[command(subcommand)]
     whole: Option<Whole>,
-    /// Only these: programs of vmtest's tests, `kvmtest`, `threads` or `fuzz` [default: all]
+    /// Only these: programs of vmtest's tests, `kvmtest`, `models`, `threads` or `fuzz` [default: all]
     #[arg(value_name = "NAME")]
     only: Vec<String>,
     /// Begin no new round after this many minutes; a round takes about 100 minutes with one lane
@@ -134,6 +134,7 @@ fn jobs(fuzz_seconds: u64) -> Vec<Job> {
     let mut jobs: Vec<Job> = VM_TESTS.map(|name| test(name, "vmtest", &["--test", name])).into();
     jobs.insert(1, Job { name: "fuzz", command: fuzz });
     jobs.push(test("kvmtest", "kvmtest", &[]));
+    jobs.push(models());
     jobs.push(test("threads", "llfree-tests", &["--test", "threads"]));
     jobs
 }
@@ -143,6 +144,15 @@ fn test(name: &'static str, package: &str, only: &[&str]) -> Job {
     command.args(["test", "--release", "-p", package]).args(only).args(["--", "--test-threads=1"]);
     command.env("EBB_LONG", "1");
     Job { name, command }
+}
+
+/// Interleavings of the threads that meet in the ledger, and in the allocator.
+fn models() -> Job {
+    let mut command = cargo::command();
+    command.args(["test", "--release", "--lib", "-p", "ebb-ledger", "-p", "ebb-llfree"]);
+    command.arg("--target-dir").arg(cargo::workspace().join("target/loom"));
+    command.env("RUSTFLAGS", "--cfg loom").env("EBB_LONG", "1");
+    Job { name: "models", command }
 }
 
 /// Runs all jobs, `lanes` at once. Returns the names of those that failed.
