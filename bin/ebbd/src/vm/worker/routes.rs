@@ -49,9 +49,10 @@ impl Worker {
             self.after_reset();
             return;
         }
-        // A QEMU that waits for room answers nobody.
+        // A QEMU that waits for room answers nobody. A guest that is not trusted has nothing to lose,
+        // but the operator is to know.
         let may_ask = !self.cx.waits();
-        if self.cx.guest.trusted_kernel().is_some() && self.cx.qmp.is_deaf(may_ask) {
+        if self.cx.qmp.is_deaf(may_ask) && self.cx.guest.trusted_kernel().is_some() {
             self.trust.on_reset(&mut self.cx, "libvirt does not tell whether it was reset");
             self.trust.tell_pager(&mut self.cx);
         }
