@@ -58,3 +58,11 @@ pub fn rounds(usual: u32, long: u32) -> u32 {
         None => usual,
     }
 }
+
+/// Succeeds where there is time for long tests. `instead`: what is left out, and how to run it.
+///
+/// # Errors
+/// There is none: `instead`.
+pub fn has_time(instead: &str) -> Result<(), String> {
+    std::env::var_os("EBB_LONG").map(drop).ok_or_else(|| instead.into())
+}

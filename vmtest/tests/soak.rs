@@ -4,24 +4,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use vmtest::soak::{self, Plan, Tally};
-use vmtest::{assets, require, rounds};
+use vmtest::{assets, has_time, require, rounds};
 
 /// Environment variable with the seed of a soak to repeat.
 const SEED: &str = "EBB_SOAK_SEED";
 /// What is done in the short form: other seeds are for `cargo xtask soak`.
 const USUAL_SEED: u64 = 7;
 
-/// Some of these tests run only where there is time.
-fn has_time() -> Result<(), String> {
-    match std::env::var_os("EBB_LONG") {
-        Some(_) => Ok(()),
-        None => Err("half a minute: EBB_LONG=1, or cargo xtask soak all and Ctrl-C".into()),
-    }
-}
-
 fn seed() -> u64 {
     let given = std::env::var(SEED).ok().and_then(|text| text.parse().ok());
-    let any = || has_time().map_or(USUAL_SEED, |()| u64::from(std::process::id()));
+    let any = || has_time("").map_or(USUAL_SEED, |()| u64::from(std::process::id()));
     let seed = given.unwrap_or_else(any);
     eprintln!("{SEED}={seed}");
     seed
@@ -69,7 +61,7 @@ fn lost_bytes_are_found() {
 
 #[test]
 fn an_interrupted_soak_ends_early_and_without_a_failure() {
-    require!(has_time());
+    require!(has_time("half a minute: EBB_LONG=1, or cargo xtask soak all and Ctrl-C"));
     let tally = run(Duration::from_secs(86_400), 2, false, |tally| tally.checked_bytes > 0);
     assert!(tally.is_good() && tally.checked_bytes > 0, "{tally}");
 }
