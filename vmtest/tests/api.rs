@@ -5,7 +5,7 @@
 use std::fs;
 use std::process::Command;
 
-use vmtest::{Guest, Host, Listening, Ran, require};
+use vmtest::{Guest, Host, Listening, Ran, has_time, require};
 
 /// How `scripts/schemathesis` ends where it cannot be installed.
 const EXIT_UNAVAILABLE: i32 = 69;
@@ -26,14 +26,6 @@ use_after_free.enabled = false
 include-operation-id = \"events\"
 checks.response_schema_conformance.enabled = false
 ";
-
-/// These tests run only where there is time.
-fn has_time() -> Result<(), String> {
-    match std::env::var_os("EBB_LONG") {
-        Some(_) => Ok(()),
-        None => Err("minutes of requests, and schemathesis from PyPI: cargo xtask soak api".into()),
-    }
-}
 
 /// Asks all that `options` and `settings` leave.
 ///
@@ -60,7 +52,7 @@ fn ask(host: &Host, listening: &Listening, settings: &str, options: &[&str]) -> 
 
 #[test]
 fn each_answer_is_as_the_document_says() {
-    require!(has_time());
+    require!(has_time("minutes of requests, and schemathesis from PyPI: cargo xtask soak api"));
     let host = Host::new();
     let listening = Listening::new(&host);
     let vm = host.run(Guest::debian("6.1-cloud").memory("256M").cpus(1));

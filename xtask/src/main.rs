@@ -10,6 +10,7 @@ mod guest_kernel;
 mod interrupt;
 mod plot;
 mod results;
+mod seed;
 mod soak;
 
 use std::process::ExitCode;

@@ -2,14 +2,14 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use serde::Deserialize;
 
 use super::identity::Identity;
+use crate::seed;
 
 /// One call of [`super::run`].
 pub struct Session {
@@ -45,7 +45,7 @@ impl Session {
         fs::create_dir_all(&directory).with_context(say)?;
         // The path is made absolute, because others may use it from another directory.
         let directory = directory.canonicalize().with_context(say)?;
-        let seed = seed.map_or_else(any_seed, Ok)?;
+        let seed = seed.map_or_else(seed::any, Ok)?;
         Ok(Session { identity, seed, directory, resume, opened: RefCell::default() })
     }
 
@@ -70,13 +70,6 @@ impl Session {
         }
         Ok(self.resume && other.is_none())
     }
-}
-
-/// Returns a random seed that is small enough for every reader of JSON.
-fn any_seed() -> anyhow::Result<u64> {
-    let mut bytes = [0; 4];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(u64::from(u32::from_ne_bytes(bytes)))
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! `cargo xtask soak all`: everything at once, for hours.
 
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use anyhow::{Context, ensure};
 use vmtest::assets;
 use vmtest::soak::{self, Plan, Tally, VMS_MAX};
 
-use crate::{cargo, guard, interrupt};
+use crate::{cargo, guard, interrupt, seed};
 
 const HOUR_S: f64 = 3600.0;
 const HOURS_MOST: f64 = 1000.0;
@@ -57,7 +56,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let evidence = directory.join("all");
     let json = args.json.clone().unwrap_or_else(|| directory.join("all.json"));
     fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
-    let seed = args.seed.map_or_else(any_seed, Ok)?;
+    let seed = args.seed.map_or_else(seed::any, Ok)?;
     println!("== soak of everything: {} VMs, {} h, --seed {seed}", args.vms, args.hours);
     guard::silence();
     interrupt::catch()?;
@@ -98,12 +97,6 @@ fn save(path: &Path, tally: &Tally) -> anyhow::Result<()> {
     let say = || path.display().to_string();
     fs::write(&new, serde_json::to_vec_pretty(tally)?).with_context(say)?;
     fs::rename(&new, path).with_context(say)
-}
-
-fn any_seed() -> anyhow::Result<u64> {
-    let mut bytes = [0; 4];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(u64::from(u32::from_ne_bytes(bytes)))
 }
 
 #[cfg(test)]
