@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use ebb_sys::kvm::{self, Verdict};
 use ebb_sys::ram_file::RamFile;
-use ebb_vm::launch::{Accelerator, Launch, LaunchMemory, Node};
+use ebb_vm::launch::{Accelerator, Launch, LaunchMemory, Node, Reconnect};
 
 use crate::guest::Guest;
 
@@ -46,6 +46,7 @@ impl Guest {
             append: Some(&line),
             disks: &disks,
             disk_queues: self.cpus as u16,
+            reconnect: Reconnect::Second,
             qemu_args: &words,
             cwd: Path::new("/"),
             sandbox: false,

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vmtest::{Disk, Guest, Host, Ran, require, rounds};
+use vmtest::{Disk, Guest, Host, Ran, assets, require, rounds};
 
 const FILE_SYSTEMS: [&str; 3] = ["ext4", "xfs", "btrfs"];
 
@@ -119,6 +119,42 @@ fn killed_servers_lose_nothing() {
     vm.guest("umount /mnt");
     vm.power_off();
     disk.check("ext4");
+}
+
+/// While a guest has no driver for the device, QEMUs before 9.1 do not notice that the server has
+/// died: they tell the next one less.
+#[test]
+fn a_guest_boots_although_its_server_was_killed() {
+    let host = Host::new();
+    let mut disk = Disk::new(&host, "disk", "64M");
+    disk.start();
+    let vm = host.qemu(Guest::debian("6.1-cloud").served_disk(&disk));
+    for milliseconds in [50, 200, 800] {
+        vm.leave("reboot");
+        busy_for(Duration::from_millis(milliseconds));
+        disk.kill9();
+        disk.start();
+        vm.wait_boot();
+        assert_eq!(vm.guest("disk /dev/vda 4M"), "0");
+    }
+}
+
+#[test]
+fn a_newer_qemu_goes_on_whenever_the_vms_process_is_killed() {
+    require!(assets::qemu11());
+    let host = Host::new();
+    let disk = Disk::new(&host, "disk", "64M");
+    let guest = Guest::debian("6.1-cloud").qemu_in(&assets::qemu11().expect("required"));
+    let vm = host.run(guest.own_disk(&disk));
+    for milliseconds in [50, 800] {
+        vm.leave("reboot");
+        busy_for(Duration::from_millis(milliseconds));
+        host.kill_servers();
+        vm.wait_boot();
+        assert_eq!(vm.guest("disk /dev/vda 4M"), "0");
+        host.kill_servers();
+        assert_eq!(vm.guest("disk /dev/vda 4M"), "0");
+    }
 }
 
 #[test]

@@ -15,7 +15,7 @@ use ebb_vhost::{Dma, Parted as Left, Passage, changes_memory};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use thiserror::Error;
 use vhost::vhost_user::Error as ProtocolError;
-use vhost_user_backend::{Error as DaemonError, VhostUserDaemon};
+use vhost_user_backend::{Error as DaemonError, VhostUserBackend, VhostUserDaemon};
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 use vmm_sys_util::epoll::EventSet;
 
@@ -275,7 +275,8 @@ impl Server {
                 handler.register_listener(fd, EventSet::IN, number)?;
             }
         }
-        let (mut passage, listener) = Passage::new(stream)?;
+        let offered = device.protocol_features().bits();
+        let (mut passage, listener) = Passage::new(stream, offered)?;
         daemon.start(&mut listener.into())?;
         let ends = [self.stop.wake.as_fd(), device.kept().broken()];
         let left = passage.run(&ends, |message| {

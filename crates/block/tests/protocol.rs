@@ -1,7 +1,7 @@
 //! Front ends that connect, disconnect, and connect again.
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use ebb_block::{
 use testkit::disk::{
     FREE, IN, IOERR, OK, OUT, RINGS, Ring, connect, sealable_memory, shared_memory,
 };
-use testkit::front_end::FrontEnd;
+use testkit::front_end::{DEADLINE, FrontEnd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 const RAM_BYTES: u64 = 4 << 20;
@@ -129,6 +129,32 @@ fn half_a_message_keeps_no_front_end_out() {
     let bench = Bench::new();
     let mut half = UnixStream::connect(bench.socket()).unwrap();
     half.write_all(&[1, 0, 0, 0, 1, 0]).unwrap();
+    served_next(&bench);
+}
+
+/// As QEMU does whose back-end died while the guest had no driver: it waits for each answer.
+#[test]
+fn a_front_end_may_go_on_with_what_it_has_negotiated() {
+    const SET_FEATURES: u32 = 2;
+    const SET_VRING_NUM: u32 = 8;
+    /// The protocol's version, and that an answer is expected.
+    const NEED_REPLY: u32 = 1 | 1 << 3;
+    const REPLY: u32 = 1 | 1 << 2;
+    /// Virtio 1, and features of the protocol.
+    const FEATURES: u64 = 1 << 32 | 1 << 30;
+    let bench = Bench::new();
+    let mut stream = UnixStream::connect(bench.socket()).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    for (request, body) in [(SET_FEATURES, FEATURES), (SET_VRING_NUM, 256 << 32)] {
+        let header = [request, NEED_REPLY, 8].map(u32::to_ne_bytes);
+        stream.write_all(header.as_flattened()).unwrap();
+        stream.write_all(&body.to_ne_bytes()).unwrap();
+        let mut answer = [0; 20];
+        stream.read_exact(&mut answer).unwrap();
+        let done = [request, REPLY, 8, 0, 0].map(u32::to_ne_bytes);
+        assert_eq!(answer, done.as_flattened());
+    }
+    drop(stream);
     served_next(&bench);
 }
 

@@ -1,6 +1,12 @@
 //! Stands between a front end and a library's server in this process. The server waits without
 //! end for its next message, and takes every descriptor as it is. Here a message has a deadline,
 //! and its descriptors are checked (`vet`).
+//!
+//! A front end that has lost its back-end should introduce itself to the next one. Some QEMUs do not
+//! if the back-end died while the guest had no driver for the device, as during a reboot: the device
+//! believes to be connected, and goes on with what it has negotiated (`vhost_user_async_close` of
+//! QEMU 7.2 to 9.0, `hw/virtio/vhost-user.c`). The server would not acknowledge its messages then,
+//! and all of the VM would wait. So such a front end is introduced here.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -13,6 +19,8 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, getsockname, listen,
     socket_with,
 };
+
+use vhost::vhost_user::message::FrontendReq as Request;
 
 use crate::connection::{Connection, Message, Parted};
 use crate::vet::vet;
@@ -28,6 +36,19 @@ pub struct Passage {
     server: Connection,
     /// A message of the front end that the server has not got yet.
     pending: Option<Pending>,
+    /// `VHOST_USER_*_PROTOCOL_F_*` bits that the server offers.
+    protocol_features: u64,
+    stage: Stage,
+}
+
+/// How far a front end is known to the server.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// It has sent no message yet.
+    New,
+    /// It was introduced to the server, whose answer is for nobody.
+    Introduced,
+    Known,
 }
 
 struct Pending {
@@ -39,14 +60,18 @@ struct Pending {
 
 impl Passage {
     /// Makes a passage between the front end at this stream and the server that accepts at the
-    /// returned listener.
+    /// returned listener, and that offers these protocol features.
     ///
     /// # Errors
     /// No socket could be made.
-    pub fn new(front_end: UnixStream) -> io::Result<(Passage, UnixListener)> {
+    pub fn new(
+        front_end: UnixStream,
+        protocol_features: u64,
+    ) -> io::Result<(Passage, UnixListener)> {
         let (server, listener) = stream_to_listener()?;
         let (front_end, server) = (Connection::new(front_end), Connection::new(server));
-        Ok((Passage { front_end, server, pending: None }, listener))
+        let (pending, stage) = (None, Stage::New);
+        Ok((Passage { front_end, server, pending, protocol_features, stage }, listener))
     }
 
     /// Passes messages on until one side closes or one of `ends` is readable. It asks `admit` for
@@ -65,6 +90,9 @@ impl Passage {
                 && let Some(mut message) = self.front_end.receive()?
             {
                 vet(&mut message)?;
+                if self.stage == Stage::New {
+                    self.stage = self.introduce(&message)?;
+                }
                 let since = Instant::now();
                 self.pending = Some(Pending { message, since, is_admitted: false });
             }
@@ -76,10 +104,34 @@ impl Passage {
             }
             self.pass_on()?;
             while let Some(answer) = self.server.receive()? {
-                self.front_end.send(&answer)?;
+                match self.stage {
+                    Stage::Introduced => self.stage = Stage::Known,
+                    _ => self.front_end.send(&answer)?,
+                }
             }
         }
         Ok(())
+    }
+
+    /// Introduces a front end that does not do so with its first message. It has negotiated with
+    /// an earlier server: it acknowledges features, and uses those that both sides have.
+    fn introduce(&mut self, first: &Message) -> Result<Stage, Parted> {
+        use Request as R;
+        let introductions =
+            [R::GET_FEATURES, R::SET_OWNER, R::GET_PROTOCOL_FEATURES, R::SET_PROTOCOL_FEATURES];
+        if introductions.iter().any(|request| u32::from(*request) == first.request) {
+            return Ok(Stage::Known);
+        }
+        let features = self.protocol_features.to_ne_bytes().to_vec();
+        for (request, body) in [
+            (R::GET_FEATURES, Vec::new()),
+            (R::SET_PROTOCOL_FEATURES, features),
+            (R::SET_OWNER, Vec::new()),
+        ] {
+            self.server.send(&Message::new(request.into(), body))?;
+        }
+        tracing::info!("a front end goes on with what it has negotiated before");
+        Ok(Stage::Introduced)
     }
 
     /// Waits for something to do. `true`: one of `ends` is readable.

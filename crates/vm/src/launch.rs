@@ -1,5 +1,7 @@
 //! Starting a stock QEMU whose RAM can be managed.
 
+mod reconnect;
+
 use std::env;
 use std::ffi::{CString, OsString};
 use std::io::{self, PipeWriter};
@@ -13,6 +15,7 @@ use ebb_sys::ram_file::RamFile;
 use ebb_sys::session;
 use ebb_units::Gpa;
 
+pub use self::reconnect::Reconnect;
 use crate::handed::{Handed, by_number};
 
 /// Option with the VM's name.
@@ -129,6 +132,8 @@ pub struct Launch<'a> {
     pub disks: &'a [PathBuf],
     /// Number of queues of each disk.
     pub disk_queues: u16,
+    /// How soon QEMU connects again to the process that serves the disks.
+    pub reconnect: Reconnect,
     /// More arguments for QEMU, passed on unchanged.
     pub qemu_args: &'a [String],
     /// Where relative paths among QEMU's arguments begin.
@@ -205,7 +210,8 @@ impl Launch<'_> {
             let (id, queues) = (format!("{DISK}{index}"), self.disk_queues);
             let socket = escape(&handed.socket(socket));
             // The process that serves the disk may die and return.
-            option("-chardev", format!("socket,id={id},path={socket},reconnect=1"));
+            let reconnect = self.reconnect.option();
+            option("-chardev", format!("socket,id={id},path={socket},{reconnect}"));
             option("-device", format!("vhost-user-blk-pci,chardev={id},num-queues={queues}"));
         }
         words.extend(["-nodefaults".into(), "-no-user-config".into(), "-S".into()]);

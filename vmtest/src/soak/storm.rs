@@ -61,8 +61,12 @@ pub fn kill(shared: &Shared<'_>, mut chance: Chance) {
         let place = chance.of(&places);
         let what = match chance.weighted(&KILLS) {
             Kill::Daemon => daemon(shared, &mut chance, false).then_some("daemon"),
-            Kill::All => daemon(shared, &mut chance, true).then_some("daemon and VMs' processes"),
-            Kill::Server => server(shared, place).map(process::kill).map(|()| "VM's process"),
+            Kill::All => hold_all(shared).and_then(|_held| {
+                daemon(shared, &mut chance, true).then_some("daemon and VMs' processes")
+            }),
+            Kill::Server => place.hold().and_then(|_held| {
+                server(shared, place).map(process::kill).map(|()| "VM's process")
+            }),
             Kill::Stopped => server(shared, place).and_then(|pid| {
                 let time = chance.pause(200, 3000);
                 stop(shared, pid, time).then_some("VM's process stopped")
@@ -76,6 +80,10 @@ pub fn kill(shared: &Shared<'_>, mut chance: Chance) {
         };
         what.into_iter().for_each(|what| shared.tally(|tally| count(&mut tally.kills, what)));
     }
+}
+
+fn hold_all(shared: &Shared<'_>) -> Option<Vec<impl Sized>> {
+    shared.places.iter().map(Place::hold).collect()
 }
 
 fn server(shared: &Shared<'_>, place: &Place) -> Option<i32> {

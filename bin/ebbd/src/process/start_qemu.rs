@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use ebb_api::{Backing, RunRequest};
 use ebb_sys::process::Process;
 use ebb_sys::ram_file::RamFile;
-use ebb_vm::launch::{Launch, LaunchMemory, Node};
+use ebb_vm::launch::{Launch, LaunchMemory, Node, Reconnect};
 use ebb_vm::{Qmp, Ram, layout};
 
 use crate::helpers::console;
@@ -102,6 +102,10 @@ pub fn start(
         append: request.append.as_deref(),
         disks: &sockets,
         disk_queues: disks::queues(request.cpus),
+        reconnect: match sockets.is_empty() {
+            true => Reconnect::Second,
+            false => Reconnect::of(&qemu(), plan.identity.clone()),
+        },
         qemu_args: &request.qemu_args,
         cwd: request.cwd.as_deref().unwrap_or(Path::new("/")),
         sandbox: plan.sandbox,

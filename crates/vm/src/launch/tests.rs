@@ -20,8 +20,9 @@ fn words(nodes: &[Node], cpus: u32, served: &[Served]) -> Vec<String> {
         kernel: None,
         initrd: None,
         append: None,
-        disks: &[],
+        disks: &[PathBuf::from("/run/web/sockets/disk0")],
         disk_queues: 1,
+        reconnect: Reconnect::Tenth,
         qemu_args: &[],
         cwd: Path::new("/"),
         sandbox: true,
@@ -52,6 +53,7 @@ fn a_vm_has_one_node_and_what_it_began_with() {
         ("-object", "memory-backend-file,id=ram0,size=67108864,mem-path=/proc/self/fd/5,"),
         ("-chardev", "socket,id=ebb-qmp,fd=7,server=on"),
         ("-chardev", "socket,id=ebb-console,fd=8,server=on,wait=off"),
+        ("-chardev", "socket,id=ebb-disk0,path=/proc/self/fd/9/disk0,reconnect-ms=100"),
         ("-sandbox", SANDBOX),
         ("-device", "virtio-balloon-pci,"),
     ] {
