@@ -27,8 +27,9 @@ pub use observe::Observe;
 /// Elastic memory for VMs: unused memory goes to the host, and comes back on touch
 ///
 /// Sizes are written as 4096, 64K, 512M, 2G or 1.5GiB. All commands but `observe`, `discover`,
-/// `doctor`, `report`, `completions`, `man` and `help` ask the daemon `ebbd`, and start it if it
-/// does not run. Only `run`, `attach`, `pool` and `calibrate` make a run directory.
+/// `simulate`, `doctor`, `report`, `completions`, `man` and `help` ask the daemon `ebbd`, and start
+/// it if it does not run. Only `run`, `attach`, `pool SIZE`, `calibrate` and `pilot` with a setting
+/// make a run directory.
 #[derive(Parser)]
 #[command(name = "ebb", version, max_term_width = 100)]
 pub struct Args {
@@ -187,7 +188,7 @@ pub enum Command {
         /// --pressure-stall`]
         #[arg(long, value_name = "PERCENT")]
         stall: Option<u32>,
-        /// Take nothing in use while all swap files take this or more; 0: whatever they take
+        /// Take nothing in use while all swap files together take this or more; 0: no bound
         /// [default: as set before, at first 0]
         #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
         swap_max: Option<Bytes>,
@@ -212,7 +213,7 @@ pub enum Command {
         /// [default: as set before, at first 100]
         #[arg(long, value_name = "NUMBER")]
         weight: Option<u32>,
-        /// Leave it as it is, or no longer
+        /// `on`: the pilot leaves the VM as it is
         #[arg(long, value_name = "on|off")]
         hold: Option<Switch>,
     },
@@ -224,7 +225,7 @@ pub enum Command {
         #[arg(long = "for", value_name = "TIME")]
         time: Option<Interval>,
     },
-    /// Show what the pilot would have decided in a recorded trace
+    /// Replay a recorded trace, and show what the pilot would decide
     Simulate {
         /// A file of `ebb record`
         file: PathBuf,
@@ -241,11 +242,11 @@ pub enum Command {
         #[arg(long, value_name = "PERCENT", default_value_t = 15)]
         #[arg(value_parser = clap::value_parser!(u32).range(0..=100))]
         stall: u32,
-        /// Take nothing in use while all swap files take this or more [default: whatever they take]
+        /// Take nothing in use while all swap files together take this or more [default: no bound]
         #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
         swap_max: Option<Bytes>,
     },
-    /// Show what happened to VMs: states, refusals, warnings, and what the pilot did
+    /// Show what happened to VMs: states, refusals, warnings, jobs, and what the pilot did
     Events(Events),
     /// Measure for some seconds how fast this host's tiers are, and keep the result
     Calibrate {
@@ -268,7 +269,7 @@ pub enum Command {
     },
     /// Show jobs: long operations in the background, and how far they are
     Jobs(Jobs),
-    /// Check what this host lacks, what that costs and how to mend it
+    /// Check what this host lacks, what each lack costs, and the remedy
     Doctor {
         /// Fix what is safe to fix, and print each step
         #[arg(long)]

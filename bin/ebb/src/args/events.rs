@@ -6,7 +6,7 @@ use super::Output;
 
 #[derive(clap::Args)]
 pub struct Events {
-    /// Go on with what happens from now on, until Ctrl-C
+    /// Go on with new events, until Ctrl-C
     #[arg(short, long)]
     pub follow: bool,
     /// Only events of this VM
@@ -16,7 +16,7 @@ pub struct Events {
     /// commas
     #[arg(long = "type", value_name = "TYPE,...", value_delimiter = ',')]
     pub types: Vec<EventType>,
-    /// Only events after the one of this number, as --json shows it
+    /// Only events after the event of this number; --json shows numbers
     #[arg(long, value_name = "NUMBER")]
     pub since: Option<u64>,
     #[command(flatten)]
