@@ -3,7 +3,7 @@
 //!
 //! [`connect`] returns a [`Qmp`] as any other. Behind it a thread (`bridge`) translates between QMP
 //! and libvirt's protocol. It passes on an answer only once it has passed on every reset that QEMU
-//! reported before. What it cannot have is a reset at once: see [`Qmp::hears_at_once`].
+//! reported before. But a reset can come late: see [`Qmp::hears_at_once`].
 
 mod bridge;
 mod connection;
@@ -45,7 +45,7 @@ pub struct Domain {
 }
 
 impl Domain {
-    /// Why libvirt would not answer, as far as that can be seen without asking it.
+    /// Why libvirt would not answer: nobody listens on its socket. Asks nobody.
     pub fn is_asked_in_vain(&self) -> Option<LibvirtError> {
         let source = ErrorKind::ConnectionRefused.into();
         let nobody = LibvirtError::Connect { path: self.socket.clone(), source };

@@ -21,7 +21,7 @@ pub enum AttachRefusal {
     #[error("there is no process {0}")]
     NoProcess(i32),
     /// The kernel does not permit Ebb to inspect the process.
-    #[error("process {pid} may not be looked into ({source}): run ebbd as root")]
+    #[error("Ebb may not inspect process {pid} ({source}): run ebbd as root")]
     NotPermitted {
         /// The process's PID.
         pid: i32,
@@ -47,8 +47,9 @@ pub enum AttachRefusal {
     Tcp(i32),
     /// libvirt is connected to the socket, and is not the one of this host that can be asked.
     #[error(
-        "libvirt holds {path}, which serves one client at a time, and is not this host's \
-         qemu:///system, which Ebb could ask: give process {pid} a second monitor, in the domain's XML by <qemu:commandline> with <qemu:arg value='-qmp'/> and \
+        "libvirt holds {path}, which serves one client at a time, and Ebb can ask only the libvirt \
+         of this host's qemu:///system: give process {pid} a second monitor, in the domain's XML by \
+         <qemu:commandline> with <qemu:arg value='-qmp'/> and \
          <qemu:arg value='unix:PATH,server=on,wait=off'/>, and start the domain again"
     )]
     Libvirt {

@@ -21,9 +21,9 @@ const ABOUT: &str = "\
 This is a bundle of `ebb report` for a bug report.
 
 It holds what Ebb and this host say of themselves: see the list below. It holds nothing of a guest's
-memory, no console, no disk, no image, no log of QEMU, no key and no token. Names of VMs, of files and
-of processes, command lines of the daemon and addresses in its log are in it. Values behind words like
-`password=` are replaced by [removed]. Look through it before you send it.
+memory, no console, no disk, no image, no log of QEMU, no key and no token. It does hold names of VMs,
+files and processes, the daemon's command line, and addresses in the daemon's log. Values behind words
+like `password=` are replaced by [removed]. Look through the files before you send them.
 
 ";
 
@@ -40,7 +40,7 @@ impl Bundle {
     pub fn text(&mut self, name: &str, what: &'static str, text: &str) {
         let text = redact(text);
         if text.len() > PART_MOST_BYTES || self.bytes + text.len() > ALL_MOST_BYTES {
-            self.miss(name, format!("it has {} bytes, which is too long", text.len()));
+            self.miss(name, format!("its {} bytes are too many", text.len()));
             return;
         }
         self.bytes += text.len();
@@ -67,7 +67,7 @@ impl Bundle {
         let lines = self.parts.iter().map(|(part, _)| format!("{}: {}\n", part.name, part.what));
         let mut text = ABOUT.to_owned() + "Made by " + made + "\n" + &lines.collect::<String>();
         if !self.missing.is_empty() {
-            text += "\nNot there:\n";
+            text += "\nMissing:\n";
             text.extend(self.missing.iter().map(|line| format!("{line}\n")));
         }
         let (name, what) = ("README.txt".into(), "what the bundle holds, and what it does not");
@@ -91,7 +91,8 @@ impl Place {
     /// It exists, or cannot be made.
     pub fn new(path: &Path) -> anyhow::Result<Place> {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-        let file = file.with_context(|| format!("{}: give a new file", path.display()))?;
+        let advice = || format!("{}: give a new file, in a directory that exists", path.display());
+        let file = file.with_context(advice)?;
         Ok(Place { path: path.into(), file, is_written: false })
     }
 

@@ -70,7 +70,7 @@ fn add_vms(bundle: &mut Bundle, socket: &Path) {
         bundle.found(&format!("daemon/vms/{name}.json"), "a VM's status", status);
     }
     if names.len() > VMS_MOST {
-        bundle.miss("daemon/vms", format!("{} more VMs", names.len() - VMS_MOST));
+        bundle.miss("daemon/vms", format!("the status of {} more VMs", names.len() - VMS_MOST));
     }
 }
 
@@ -120,7 +120,7 @@ fn started_with(run_dir: &Path) -> anyhow::Result<String> {
 
 /// The end of the daemon's log, from the beginning of a line on.
 fn log(run_dir: &Path) -> anyhow::Result<String> {
-    let path = daemon::log(run_dir).context("no ebb has started a daemon, so it is not known")?;
+    let path = daemon::log(run_dir).context("no ebb has started a daemon that writes one")?;
     let end = || -> std::io::Result<(u64, Vec<u8>)> {
         let mut file = File::open(&path)?;
         let from = file.metadata()?.len().saturating_sub(LOG_BYTES);

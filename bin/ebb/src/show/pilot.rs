@@ -34,8 +34,10 @@ pub fn pilot(pilot: &PilotStatus) -> String {
         0 => row("stall", "waiting tasks do not count"),
         percent => row("stall", format!("tasks may wait for {percent} % of the time")),
     });
-    let swap = { pilot.swap_max_bytes }
-        .map(|bytes| row("swap", format!("files take {} at most", Bytes(bytes))));
+    let swap = pilot.swap_max_bytes.map(|bytes| {
+        let most = Bytes(bytes);
+        row("swap", format!("nothing in use is taken while swap files take {most} or more"))
+    });
     row("pilot", mode)
         + &row("reserve", reserve)
         + &stall.unwrap_or_default()
@@ -167,7 +169,7 @@ mod tests {
         let expected = "  pilot         on
   reserve       10 % of memory
   stall         tasks may wait for 20 % of the time
-  swap          files take 64 GiB at most
+  swap          nothing in use is taken while swap files take 64 GiB or more
   host          tight; host: available 3 GiB
 
 NAME  CLASS    WEIGHT  MIN   MAX    MEMORY  RESIDENT  WORKS WITH  LIMIT    COMPR

@@ -9,9 +9,9 @@ use crate::report::Written;
 pub fn report(written: &Written) -> String {
     let file = written.file.display();
     let head = format!("{file}: {}, {} parts\n", Bytes(written.bytes), written.parts.len());
-    let missing: String = written.missing.iter().map(|line| row("not there", line)).collect();
-    head + &row("holds", "the host's settings, what ebbd and its VMs say of themselves, its log")
-        + &row("holds no", "guest memory, console, disk, key or token; its README.txt has a list")
+    let missing: String = written.missing.iter().map(|line| row("missing", line)).collect();
+    head + &row("holds", "the host's settings, the status of ebbd and its VMs, and ebbd's log")
+        + &row("holds no", "guest memory, console, disk, key or token; README.txt in it has a list")
         + &missing
         + "look through it before you send it\n"
 }

@@ -1,10 +1,10 @@
 //! The thread between a [`crate::Qmp`] and libvirt: QMP on one side, libvirt's protocol on the
 //! other.
 //!
-//! libvirt pushes events by another queue than answers, so that an answer may overtake an event that
-//! QEMU reported before. Both queues are emptied by one loop of libvirt's daemon, in each of its
-//! rounds. So the thread asks libvirt one thing more after each answer (the *fence*), and passes the
-//! answer on only once that is answered, too: the events came before.
+//! libvirt has one queue for events and another one for answers, so an answer can overtake an event
+//! that QEMU reported before. One loop of libvirt's daemon empties both queues in each of its
+//! rounds. So the thread asks libvirt a second question after each answer (the *fence*). It passes
+//! the answer on once the second question is answered: by then all earlier events have come.
 
 use std::convert::Infallible;
 use std::io::{self, IoSliceMut};
@@ -66,8 +66,8 @@ impl Bridge {
         }
     }
 
-    /// Runs until one of the two ends, or libvirt refuses. Notes why. The `Qmp` then sees the end of
-    /// its connection.
+    /// Runs until one of the two closes its connection, or libvirt refuses. Notes why. The `Qmp`
+    /// then sees the end of its connection.
     pub fn run(mut self, ended: &OnceLock<LibvirtError>) {
         let Err(why) = self.serve();
         // Nobody else sets it.
@@ -102,7 +102,7 @@ impl Bridge {
         let command = command.text(&request.to_string()).number(0);
         self.is_of_process()?;
         let answer = self.call(procedure, &command, lent.as_ref())?;
-        // The fence. That it is answered counts, not how.
+        // The fence. Any answer will do.
         match self.call(Procedure::LIBRARY_VERSION, &Encoder::default(), None) {
             Ok(_) | Err(LibvirtError::Refused(_)) => {}
             Err(error) => return Err(error),
@@ -140,7 +140,7 @@ impl Bridge {
         }
     }
 
-    /// Passes an event on. One that nobody has read yet is kept only once.
+    /// Passes an event on, unless the same event waits already to be read.
     fn hear(&mut self, message: &Message) {
         let Some(event) = event_in(message) else { return };
         let line = format!("{}\n", serde_json::json!({ "event": event })).into_bytes();
@@ -190,7 +190,7 @@ impl Bridge {
         Ok(true)
     }
 
-    /// Has the `Qmp` get what there is room for.
+    /// Sends the `Qmp` as much as there is room for.
     fn say_now(&mut self) -> Result<(), LibvirtError> {
         while !self.said.is_empty() {
             match send(&self.qmp, &self.said, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
@@ -204,7 +204,7 @@ impl Bridge {
         Ok(())
     }
 
-    /// Waits until one of the two says something, or the `Qmp` has room.
+    /// Waits until one of the two has sent something, or the `Qmp` has room.
     fn wait(&self) -> Result<(), LibvirtError> {
         let says = if self.said.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
         let mut fds = [

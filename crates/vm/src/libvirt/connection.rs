@@ -29,7 +29,7 @@ const NAME_BYTES: usize = 256;
 const PIECE_BYTES: usize = 16 << 10;
 /// Where libvirt's daemons find their driver for QEMU.
 const URI: &str = "qemu:///system";
-/// The events that Ebb wants to hear of.
+/// The events that Ebb asks libvirt for.
 const EVENTS: [&str; 2] = ["RESET", "SHUTDOWN"];
 
 /// A procedure of libvirt's: number of its program, and its own.
@@ -70,12 +70,12 @@ pub struct Message {
     pub body: Vec<u8>,
 }
 
-/// When to wait no longer.
+/// When a wait ends.
 #[derive(Clone, Copy)]
 pub enum Until<'a> {
     /// At this time.
     Time(Instant),
-    /// Once the other side of this socket has gone.
+    /// When the other side of this socket closes.
     Gone(&'a UnixStream),
 }
 
@@ -222,7 +222,7 @@ impl Connection {
         let Some(length) = Decoder(&self.come).number() else { return Ok(None) };
         let length = length as usize;
         if !(HEADER_BYTES..=MESSAGE_BYTES).contains(&length) {
-            return Err(LibvirtError::Unclear("a message of no size that it has"));
+            return Err(LibvirtError::Unclear("a message of an impossible size"));
         }
         if self.come.len() < length {
             return Ok(None);
@@ -308,7 +308,7 @@ pub fn encoded(
     Some(words.fold(Encoder::default(), |all, &word| all.number(word)).fixed(body).0)
 }
 
-/// The event that this message tells of, if Ebb wants to hear of it.
+/// The event that this message reports, if it is one of `EVENTS`.
 pub fn event_in(message: &Message) -> Option<&'static str> {
     if message.kind != Kind::Event as u32 || message.procedure != Procedure::EVENT {
         return None;

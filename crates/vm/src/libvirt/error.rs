@@ -15,35 +15,35 @@ pub enum LibvirtError {
         source: io::Error,
     },
     /// The connection failed.
-    #[error("the connection to libvirt: {0}")]
+    #[error("the connection to libvirt failed: {0}")]
     Io(#[from] io::Error),
     /// No answer came in time.
-    #[error("libvirt does not answer in time: see `systemctl status libvirtd` or `virtqemud`")]
+    #[error("libvirt does not answer in time: see `systemctl status libvirtd virtqemud`")]
     Late,
     /// The daemon has ended.
     #[error("libvirt has closed the connection; Ebb connects again")]
     Ended,
     /// An ordinary user listens there.
-    #[error("user {0} listens on libvirt's socket, who is not root")]
+    #[error("user {0} listens on libvirt's socket; Ebb trusts only root there")]
     OtherUser(u32),
     /// The daemon does not let this user in without a login.
-    #[error("libvirt asks for a login, which it does not ask root for: run ebbd as root")]
+    #[error("libvirt asks for a login, but root needs none: run ebbd as root")]
     Login,
     /// The daemon refused.
     #[error("libvirt refuses: {0}")]
     Refused(String),
     /// The domain's QEMU is another process.
-    #[error("libvirt's domain {name} is not process {pid}, or not any more")]
+    #[error("process {pid} is not the QEMU of libvirt's domain {name}, or no longer")]
     OtherProcess {
         /// The domain's name.
         name: String,
         /// The process that Ebb manages.
         pid: i32,
     },
-    /// The other side does not speak the protocol, or says too much.
-    #[error("libvirt's answer is not understood: {0}")]
+    /// One side does not speak the protocol, or a message is too long. The text names the part.
+    #[error("Ebb and libvirt do not understand each other: {0}")]
     Unclear(&'static str),
-    /// Nobody wants an answer any more.
-    #[error("nobody asks libvirt any more")]
+    /// Whoever asked has closed the connection.
+    #[error("nobody waits for libvirt's answer any more")]
     Unwanted,
 }
