@@ -222,7 +222,7 @@ mod alone {
         let pids: Vec<i32> = host.list().iter().map(|vm| vm.pid).collect();
         assert_eq!(pids, [shared.pid()], "{text}");
         let again = host.ebb("attach --all").ok();
-        assert!(again.starts_with("no VM that Ebb does not manage yet can be managed"), "{again}");
+        assert!(again.starts_with("there is no further VM that Ebb can manage"), "{again}");
         host.ebb(&format!("detach {}", host.list()[0].name)).ok();
         assert_eq!(private.guest("fill a 50M"), shared.guest("fill a 50M"));
     }

@@ -12,16 +12,16 @@ use crate::{FAILED, Outcome, observe, show};
 struct Attached {
     name: VmName,
     pid: i32,
-    /// Its status; null: it is not managed.
+    /// Its status; null: Ebb does not manage it.
     status: Option<VmStatus>,
-    /// Why it is not managed; null: it is.
+    /// Why Ebb does not manage it; null: Ebb does.
     error: Option<String>,
 }
 
 /// The request for one VM.
 ///
 /// # Errors
-/// It is not said which VM, or the request makes no sense.
+/// The VM's name or process is missing, or the request makes no sense.
 pub fn request(attach: Attach) -> anyhow::Result<AttachRequest> {
     let (name, pid) = (attach.name, attach.pid);
     let request = AttachRequest {
@@ -72,7 +72,7 @@ fn shown(attached: &[Attached], all: &[DiscoveredVm]) -> String {
     let mut text: String = attached.iter().map(Attached::line).collect();
     let left = all.iter().filter(|vm| vm.obstacle.is_some()).count();
     if text.is_empty() {
-        text = "no VM that Ebb does not manage yet can be managed\n".into();
+        text = "there is no further VM that Ebb can manage\n".into();
     }
     if left > 0 {
         text += &format!("{left} cannot be managed: `ebb discover` says why\n");

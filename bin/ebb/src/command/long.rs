@@ -165,7 +165,7 @@ impl Host {
             Begun::Job(job) => render(&*job, json, show::begun),
             // A daemon of an earlier release has done all of it.
             Begun::<serde_json::Value>::Report(_) => {
-                bail!("ebbd is of an earlier release and knows no jobs: it is done already")
+                bail!("ebbd is of an earlier release and knows no jobs: all is done already")
             }
         }
     }

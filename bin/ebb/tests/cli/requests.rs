@@ -240,7 +240,7 @@ fn a_daemon_that_knows_no_jobs_has_done_it() {
     let dir = Dir::new();
     let _daemon = dir.daemon(Answer::json(200, &a_reclaim()));
     let ran = ebb(dir.path(), "reclaim web --background");
-    assert!(ran.code == Some(1) && ran.is_one_line_with("it is done already"), "{}", ran.stderr);
+    assert!(ran.code == Some(1) && ran.is_one_line_with("all is done already"), "{}", ran.stderr);
 }
 
 #[test]

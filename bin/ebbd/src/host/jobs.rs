@@ -27,8 +27,8 @@ pub use self::what::What;
 /// The jobs of a daemon.
 pub struct Jobs {
     table: Mutex<Table>,
-    /// What jobs of one VM wait for, as each keeps the VM's worker busy; and those of the host, which
-    /// keep its disk busy.
+    /// What the jobs of one VM wait for, because each keeps the VM's worker busy. Jobs of the host
+    /// wait for each other, because each keeps the host's disk busy.
     lanes: Mutex<BTreeMap<Option<VmName>, Lane>>,
     events: Arc<EventLog>,
 }
@@ -85,7 +85,7 @@ impl Jobs {
         self.table().get(id)
     }
 
-    /// Has a job end after its present step.
+    /// Cancels a job: it ends after its current step.
     ///
     /// # Errors
     /// It is not known, has ended, or cannot be cancelled.
@@ -112,7 +112,7 @@ impl Jobs {
 }
 
 impl Doing {
-    /// Notes that the job is being done from now on. `false`: it was cancelled before.
+    /// Notes that the job begins to run. `false`: it was cancelled before.
     fn start(&self) -> bool {
         self.jobs.table().start(self.id)
     }

@@ -11,7 +11,7 @@ use super::what::why_it_goes_on;
 use crate::host::events::Asker;
 use crate::model::api_error::{Answer, ApiError, not_allowed};
 
-/// Most jobs under way that other machines have asked for: those leave some to this one.
+/// Most jobs of other machines that can be under way. The rest is for clients of this host.
 pub const JOBS_AFAR_MAX: usize = JOBS_MAX / 2;
 
 /// The jobs by number.
@@ -27,8 +27,8 @@ struct Entry {
 }
 
 impl Default for Table {
-    /// Numbers go on where those of an earlier daemon cannot have come: it would have begun more
-    /// than one job each millisecond.
+    /// Numbers begin above those of all earlier daemons: no daemon has begun more than one job each
+    /// millisecond.
     fn default() -> Table {
         let now = u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(0);
         Table { next: now.max(1), jobs: BTreeMap::new() }
@@ -36,7 +36,8 @@ impl Default for Table {
 }
 
 impl Table {
-    /// Adds a job that waits for its turn. Also returns what tells that it was cancelled.
+    /// Adds a job that waits for its turn. Also returns a receiver that is true once the job is
+    /// cancelled.
     ///
     /// # Errors
     /// Too many are under way.
@@ -98,7 +99,7 @@ impl Table {
         self.jobs.get(&id).map(|entry| entry.job.clone()).ok_or(ApiError::UnknownJob(id))
     }
 
-    /// Has a job end after its present step.
+    /// Cancels a job: it ends after its current step.
     ///
     /// # Errors
     /// It is not known, has ended, or cannot be cancelled.
@@ -116,7 +117,7 @@ impl Table {
         Ok(job.clone())
     }
 
-    /// Notes that a job is being done from now on. `false`: it was cancelled before.
+    /// Notes that a job begins to run. `false`: it was cancelled before.
     pub fn start(&mut self, id: u64) -> bool {
         let Some(Entry { job, .. }) = self.jobs.get_mut(&id) else { return false };
         if job.cancelling {

@@ -20,8 +20,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Longest wait for a word about the progress.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Sends the request, and returns its answer. Meanwhile notes the progress, and hands on that the
-/// job is cancelled.
+/// Sends the request, and returns its answer. Meanwhile notes the progress, and passes a cancel on to
+/// the VM's process.
 pub async fn follow(
     vm: &Of<'_>,
     method: Method,
@@ -36,7 +36,7 @@ pub async fn follow(
     }
 }
 
-/// Looks how far the request is, until nobody waits for this any more.
+/// Asks for the progress of the request again and again, until it is dropped.
 async fn attend(vm: &Of<'_>) -> Infallible {
     let mut is_told = false;
     loop {
