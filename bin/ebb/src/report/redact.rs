@@ -2,7 +2,7 @@
 //! arguments, and a user may have put a password there.
 
 /// Words that name a secret, which stands behind a `=` or `:`, or behind the option of that name. Some
-/// have other meanings, too: what is removed needlessly is only missed.
+/// have other meanings, too: to remove too much does less harm than to keep a secret.
 const WORDS: [&str; 7] =
     ["password", "passwd", "passphrase", "secret", "token", "api_key", "api-key"];
 /// Words that name one only before a `=`.
