@@ -203,8 +203,11 @@ impl Place {
 
     /// Keeps the guest from [`Place::served`] work, unless it is at it: the process that serves its
     /// disk may be killed meanwhile.
-    pub fn hold(&self) -> Option<impl Sized> {
-        self.server.try_lock().ok()
+    pub fn hold(&self) -> Option<Option<impl Sized>> {
+        match self.kind.has_disk() {
+            true => self.server.try_lock().ok().map(Some),
+            false => Some(None),
+        }
     }
 
     /// Checks the file system of a disk that nobody uses any more.
