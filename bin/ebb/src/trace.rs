@@ -124,9 +124,11 @@ fn vm(vm: SeenVm) -> VmSight {
         spare_bytes: vm.spare_bytes,
         working_bytes: vm.working_bytes,
         refaulted_bytes: vm.refaulted_bytes,
-        compressed: vm
-            .compressed_most_bytes
-            .map(|most_bytes| CompressedSight { bytes: vm.compressed_bytes, most_bytes }),
+        compressed: vm.compressed_most_bytes.map(|most_bytes| CompressedSight {
+            bytes: vm.compressed_bytes,
+            most_bytes,
+            own_bytes: vm.compressed_own_bytes,
+        }),
         guest: { vm.guest_total_bytes }
             .zip(vm.guest_available_bytes)
             .map(|(total_bytes, available_bytes)| MemoryFigures { total_bytes, available_bytes }),
@@ -167,6 +169,7 @@ mod tests {
             refaulted_bytes: 0,
             compressed_bytes: 0,
             compressed_most_bytes: None,
+            compressed_own_bytes: 0,
             guest_total_bytes: None,
             guest_available_bytes: None,
             waits: false,
@@ -238,6 +241,7 @@ mod tests {
             (vm.min_bytes, vm.max_bytes, vm.working_bytes) =
                 (Some(u64::MAX), Some(0), Some(u64::MAX));
             (vm.compressed_bytes, vm.compressed_most_bytes) = (u64::MAX, Some(u64::MAX));
+            vm.compressed_own_bytes = u64::MAX;
             (vm.guest_total_bytes, vm.guest_available_bytes) = (Some(u64::MAX), Some(0));
         }
         let mut short = hostile.clone();

@@ -1501,6 +1501,9 @@ class SeenVm:
     compressed_most_bytes: Optional[int] = None
     """The most that they may take; null: it can have none. In bytes."""
 
+    compressed_own_bytes: Optional[int] = None
+    """The most that they may take without the pilot; 0: the pilot has not changed it. In bytes."""
+
     floor_bytes: int
     """Resident memory without which its guest does not live. In bytes."""
 

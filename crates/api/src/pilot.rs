@@ -239,6 +239,9 @@ pub struct SeenVm {
     /// The most that they may take; null: it can have none.
     #[serde(default)]
     pub compressed_most_bytes: Option<u64>,
+    /// The most that they may take without the pilot; 0: the pilot has not changed it.
+    #[serde(default)]
+    pub compressed_own_bytes: u64,
     /// What its guest's kernel manages, by its own word; null: it said nothing lately.
     #[serde(default)]
     pub guest_total_bytes: Option<u64>,

@@ -1,4 +1,5 @@
-//! The pilot: what to take from which VM of a host, and what to give back, by one look a second.
+//! The pilot: what to take from which VM of a host, and what to give back, by one look a second. VMs
+//! that miss memory are relieved in between, too.
 //!
 //! ```text
 //! host memory --> Stage --+
@@ -40,12 +41,14 @@ pub struct Pilot {
     stage: StageWatch,
     /// Whether the swap files are full.
     is_full: bool,
+    /// Given to VMs that missed memory since the last whole look.
+    given: i128,
     vms: BTreeMap<String, VmState>,
 }
 
 impl Pilot {
-    /// Looks at the host and its VMs, and returns what is to be done. `now`: the time since any
-    /// fixed moment; it must not go backwards.
+    /// Looks at the host and its VMs, and returns what is to be done. Call it once a second. `now`:
+    /// the time since any fixed moment; it must not go backwards.
     pub fn look<'a>(
         &mut self,
         now: Duration,
@@ -53,7 +56,41 @@ impl Pilot {
         host: impl Into<HostSight<'a>>,
         vms: &[VmSight],
     ) -> Vec<Decision> {
-        let host = host.into();
+        let mut round = self.begin(now, rule, host.into(), vms);
+        round.bound_all(vms, &mut self.vms);
+        round.relieve_all(vms, &mut self.vms);
+        self.given = round.given();
+        match self.stage.stage() {
+            Stage::Ample => round.give(vms, &mut self.vms),
+            _ => round.take(vms, &mut self.vms),
+        }
+        round.decisions
+    }
+
+    /// Looks between two seconds, because a VM misses memory: such VMs are relieved, and nothing
+    /// else is done. It takes what [`Pilot::look`] takes.
+    pub fn relieve<'a>(
+        &mut self,
+        now: Duration,
+        rule: HostRule,
+        host: impl Into<HostSight<'a>>,
+        vms: &[VmSight],
+    ) -> Vec<Decision> {
+        let mut round = self.begin(now, rule, host.into(), vms);
+        round.go_on(self.given);
+        round.relieve_all(vms, &mut self.vms);
+        self.given = round.given();
+        round.decisions
+    }
+
+    /// Notes what is seen.
+    fn begin<'a>(
+        &mut self,
+        now: Duration,
+        rule: HostRule,
+        host: HostSight<'a>,
+        vms: &[VmSight],
+    ) -> Round<'a> {
         self.is_full = host.is_full(rule, self.is_full);
         let host = host.memory;
         // A VM that is slow to publish figures is still the same one.
@@ -66,13 +103,7 @@ impl Pilot {
         });
         let coming_bytes = coming_bytes.sum();
         let budget = Budget::new(rule, (host, vms, self.is_full), coming_bytes, stage);
-        let mut round = Round::new(now, (host, self.is_full), stage, budget);
-        round.relieve_all(vms, &mut self.vms);
-        match stage {
-            Stage::Ample => round.give(vms, &mut self.vms),
-            _ => round.take(vms, &mut self.vms),
-        }
-        round.decisions
+        Round::new(now, (host, self.is_full), stage, budget)
     }
 
     /// The stage at the last look.

@@ -9,7 +9,7 @@ use ebb_api::{State, VmChange, VmName, VmStatus, VmSummary};
 use super::events::{EventLog, News, States, Warnings};
 use super::rates::{PerSecond, Rates};
 use crate::model::api_error::{Answer, ApiError};
-use crate::model::figures::{VmFigures, millis, slow};
+use crate::model::figures::{MISSED_BYTES, VmFigures, millis, slow};
 use crate::model::host_pressure::Watched;
 use crate::model::member::Member;
 use crate::model::piloted::Piloted;
@@ -66,6 +66,15 @@ impl Known {
     fn answers(&self) -> bool {
         let is_slow = self.at.is_none_or(|at| slow(at.elapsed()).is_some());
         matches!(self.stage, Stage::Managed) && !is_slow
+    }
+
+    /// Whether the VM misses memory since its last figures, and the pilot's limit keeps it away.
+    fn misses_memory(&self, now: &VmStatus) -> bool {
+        let Some(before) = &self.status else { return false };
+        let again =
+            { now.limit.refaulted_total_bytes }.saturating_sub(before.limit.refaulted_total_bytes);
+        let is_piloted = self.piloted.as_ref().is_some_and(|it| it.limit_bytes.is_some());
+        is_piloted && (again >= MISSED_BYTES || now.limit.waits)
     }
 
     /// Its line in the list.
@@ -219,12 +228,12 @@ impl Listing {
         self.known().heard.elapsed()
     }
 
-    /// Publishes new figures.
-    pub fn publish(&self, figures: VmFigures) {
+    /// Publishes new figures. Returns whether the pilot should look at the VM soon.
+    pub fn publish(&self, figures: VmFigures) -> bool {
         let VmFigures { number, status, member, piloted } = figures;
         let mut known = self.known();
         if number < known.number {
-            return;
+            return false;
         }
         known.number = number;
         let member = member.filter(|member| member.share.adds_up());
@@ -240,7 +249,9 @@ impl Listing {
         if let Some(at) = at {
             known.rates.take(at, &status);
         }
+        let misses = known.misses_memory(&status);
         (known.status, known.at, known.member) = (Some(Box::new(status)), at, member);
+        misses
     }
 
     /// Checks that its process serves it now.
@@ -322,6 +333,31 @@ mod tests {
     use super::*;
     use crate::host::swap_dir::SwapDir;
     use crate::host::testing;
+
+    #[test]
+    fn the_pilot_hears_of_a_vm_that_misses_memory() {
+        let home = tempfile::tempdir().unwrap();
+        let daemon = testing::daemon(home.path(), SwapDir::new(home.path(), None).unwrap());
+        let piloted = |limit_bytes| Piloted { limit_bytes, ..testing::piloted() };
+        testing::publish(&daemon, "web", testing::status(), Some(piloted(Some(1 << 30))));
+        let listing = daemon.listed(&"web".parse().unwrap()).unwrap();
+        let mut number = 1;
+        let mut publish = |refaulted, waits, limit| {
+            number += 1;
+            let mut status = testing::status();
+            (status.limit.refaulted_total_bytes, status.limit.waits) = (refaulted, waits);
+            let piloted = Some(piloted(limit));
+            listing.publish(VmFigures { number, status, member: None, piloted })
+        };
+        let (base, limit) = (testing::status().limit.refaulted_total_bytes, Some(1 << 30));
+        assert!(!publish(base + MISSED_BYTES - 1, false, limit));
+        assert!(!publish(base + MISSED_BYTES, false, limit), "it has told of the rest before");
+        assert!(publish(base + 2 * MISSED_BYTES, false, limit));
+        assert!(publish(base + 2 * MISSED_BYTES, true, limit));
+        assert!(!publish(base + 3 * MISSED_BYTES, true, None), "the limit is not the pilot's");
+        // The next process counts anew.
+        assert!(!publish(0, false, limit));
+    }
 
     #[test]
     fn what_is_not_recovered_says_when_it_is_tried_again() {

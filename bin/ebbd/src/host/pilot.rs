@@ -1,5 +1,5 @@
-//! The pilot of a host: looks each second at the host and its VMs, decides by `ebb-policy`, and
-//! tells the VMs' processes. See `docs/pilot.md`.
+//! The pilot of a host: looks each second at the host and its VMs, and sooner if a VM misses memory,
+//! decides by `ebb-policy`, and tells the VMs' processes. See `docs/pilot.md`.
 
 mod act;
 mod attach;
@@ -18,6 +18,7 @@ use ebb_api::{DecisionFigures, PilotAction, PilotMode, PilotSight, VmName};
 use ebb_policy::pilot::{Action, Decision, HostSight, Pilot, Stage, VmRule, VmSight};
 use ebb_policy::pressure::HostMemory;
 use ebb_units::Bytes;
+use tokio::sync::Notify;
 
 use self::act::{Act, Acts};
 use self::attach::Attacher;
@@ -31,6 +32,8 @@ pub use self::status::{Glance, last_sight, rule, set, status};
 
 /// Interval between two looks.
 const EVERY: Duration = Duration::from_secs(1);
+/// Shortest time between two looks at VMs that miss memory, however many there are.
+const GLANCE_EVERY: Duration = Duration::from_millis(100);
 /// Decisions that are remembered.
 const DECISIONS_MOST: usize = 256;
 /// In a dry run nothing changes, so each look decides the same. A decision of the same kind for the
@@ -40,6 +43,8 @@ const AGAIN: Duration = Duration::from_secs(60);
 /// What is known of the pilot without waiting for it. It tells of decisions among the events.
 pub struct PilotState {
     known: Mutex<Known>,
+    /// Told when a VM misses memory.
+    missed: Notify,
     events: Arc<EventLog>,
 }
 
@@ -72,7 +77,12 @@ struct Noted {
 impl PilotState {
     /// A pilot that has not looked yet, and where it tells what it does.
     pub fn new(events: &Arc<EventLog>) -> PilotState {
-        PilotState { known: Mutex::default(), events: Arc::clone(events) }
+        PilotState { known: Mutex::default(), missed: Notify::new(), events: Arc::clone(events) }
+    }
+
+    /// Has the pilot look soon, since a VM misses memory.
+    pub fn hear_of_missed(&self) {
+        self.missed.notify_one();
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -147,14 +157,33 @@ pub async fn keep(daemon: Daemon, stall_percent: Option<u32>) {
     interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut keeper = Keeper::new(daemon, stall_percent);
     let mut before: Option<String> = None;
+    let mut glance_at = tokio::time::Instant::now();
     loop {
-        interval.tick().await;
-        let error = keeper.look().await.err().map(|error| error.to_string());
+        let missed = async {
+            keeper.daemon.pilot().missed.notified().await;
+            tokio::time::sleep_until(glance_at).await;
+        };
+        let scope = tokio::select! {
+            _ = interval.tick() => Scope::All,
+            () = missed => Scope::Relief,
+        };
+        let began = tokio::time::Instant::now();
+        let error = keeper.look(scope).await.err().map(|error| error.to_string());
+        // A tenth of the time at most, however many VMs there are.
+        glance_at = began + GLANCE_EVERY.max(began.elapsed() * 10);
         if let Some(error) = error.as_ref().filter(|error| before.as_ref() != Some(*error)) {
             tracing::warn!("the pilot: the host's memory: {error}");
         }
         before = error;
     }
+}
+
+/// What a look is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    All,
+    /// Only for VMs that miss memory.
+    Relief,
 }
 
 struct Keeper {
@@ -183,7 +212,7 @@ impl Keeper {
         }
     }
 
-    async fn look(&mut self) -> io::Result<()> {
+    async fn look(&mut self, scope: Scope) -> io::Result<()> {
         let state = self.daemon.pilot();
         self.acts.collect(state).await;
         let settings = self.daemon.pilot_record().settings();
@@ -194,14 +223,17 @@ impl Keeper {
             return Ok(());
         }
         let rule = settings.host_rule(self.stall_percent);
-        if settings.attach && settings.mode == PilotMode::On {
+        if settings.attach && settings.mode == PilotMode::On && scope == Scope::All {
             self.attacher.look(&self.daemon).await;
         }
         let memory = self.read(settings.stall_percent(self.stall_percent)).await?;
         let sights = self.sights(|name| settings.rule(name));
         let now = self.began.elapsed();
         let host = HostSight { memory: &memory, swap_bytes: self.swap_bytes() };
-        let decisions = self.pilot.look(now, rule, host, &sights);
+        let decisions = match scope {
+            Scope::All => self.pilot.look(now, rule, host, &sights),
+            Scope::Relief => self.pilot.relieve(now, rule, host, &sights),
+        };
         self.tell_stage(&memory);
         let sight = sight::for_clients(now, host, &sights);
         let swap = { settings.swap_max_bytes }

@@ -120,8 +120,9 @@ impl Supervisor {
         };
         // The service does not end because the record cannot be read now.
         let listing = self.listing().ok().flatten();
-        let following =
-            listing.map(|listing| tokio::spawn(follow(self.directory.clone(), listing)));
+        let following = listing.map(|listing| {
+            tokio::spawn(follow(self.daemon.clone(), self.directory.clone(), listing))
+        });
         let how = process.ended(&self.name).await;
         following.into_iter().for_each(|task| task.abort());
         Ok(match Record::load(&self.directory)? {
@@ -200,7 +201,7 @@ impl Supervisor {
 }
 
 /// Keeps the listing up to date with what the VM's process publishes.
-async fn follow(directory: PathBuf, listing: Arc<Listing>) {
+async fn follow(daemon: Daemon, directory: PathBuf, listing: Arc<Listing>) {
     let (socket, mut after) = (api_socket(&directory), 0);
     loop {
         let uri = format!("{FIGURES}?after={after}");
@@ -211,7 +212,9 @@ async fn follow(directory: PathBuf, listing: Arc<Listing>) {
                 let pause = match (reply.status, reply.read::<VmFigures>()) {
                     (StatusCode::OK, Ok(figures)) => {
                         after = figures.number;
-                        listing.publish(figures);
+                        if listing.publish(figures) {
+                            daemon.pilot().hear_of_missed();
+                        }
                         LOOK_EVERY
                     }
                     (StatusCode::NO_CONTENT, _) => LOOK_EVERY,

@@ -43,6 +43,20 @@ pub fn status() -> VmStatus {
     serde_json::from_str(text).unwrap()
 }
 
+/// What a VM of 4 GiB tells the pilot. It has 3000 MiB, and works with 1000.
+pub fn piloted() -> Piloted {
+    const MIB: u64 = 1 << 20;
+    Piloted {
+        taken_bytes: 3000 * MIB,
+        memory_bytes: 4096 * MIB,
+        floor_bytes: 100 * MIB,
+        working_bytes: Some(1000 * MIB),
+        limit_bytes: None,
+        compressed: None,
+        left_alone: None,
+    }
+}
+
 /// Publishes figures of a VM as its process would.
 pub fn publish(daemon: &Daemon, name: &str, status: VmStatus, piloted: Option<Piloted>) {
     let text = include_str!("../../../../fuzz/corpus/vm_json/whole");

@@ -22,6 +22,9 @@ pub struct VmFigures {
     pub piloted: Option<Piloted>,
 }
 
+/// A worker publishes at once if so much evicted memory came back within seconds, since the pilot
+/// may have taken too much.
+pub const MISSED_BYTES: u64 = 1 << 20;
 /// A worker publishes every second. Figures older than this mean that it is slow.
 const SLOW: Duration = Duration::from_secs(5);
 

@@ -31,6 +31,9 @@ pub struct PilotedCompressed {
     pub most_bytes: u64,
     /// Whether the pilot has set it.
     pub is_piloted: bool,
+    /// What it would be without the pilot.
+    #[serde(default)]
+    pub own_bytes: u64,
 }
 
 impl Piloted {
@@ -39,7 +42,7 @@ impl Piloted {
         let Piloted { taken_bytes, memory_bytes, floor_bytes, working_bytes, limit_bytes, .. } =
             *self;
         let sizes = [taken_bytes, memory_bytes, floor_bytes];
-        let compressed = self.compressed.map(|compressed| compressed.most_bytes);
+        let compressed = self.compressed.map(|it| it.most_bytes.max(it.own_bytes));
         let others = working_bytes.into_iter().chain(limit_bytes).chain(compressed);
         sizes.into_iter().chain(others).all(|bytes| bytes <= BYTES_MAX)
     }

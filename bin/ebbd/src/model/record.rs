@@ -345,7 +345,10 @@ impl Record {
     pub fn compressed_most_bytes(&self) -> u64 {
         match self.tiers {
             Some(_) => self.compressed_bytes(),
-            None => self.compressed_bytes().max(self.memory_bytes() / COMPRESSED_PART),
+            // The pilot may have made it smaller for a time.
+            None => { self.compressed_bytes() }
+                .max(self.settings.compressed_bytes)
+                .max(self.memory_bytes() / COMPRESSED_PART),
         }
     }
 

@@ -30,5 +30,6 @@ fn compressed(cx: &VmContext) -> Option<PilotedCompressed> {
     can_compress.then(|| PilotedCompressed {
         most_bytes: cx.record.compressed_bytes(),
         is_piloted: cx.record.piloted_compressed_bytes.is_some(),
+        own_bytes: cx.record.settings.compressed_bytes,
     })
 }

@@ -10,10 +10,12 @@ mod tests;
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use ebb_api::DetachReport;
+use ebb_units::FRAME_BYTES;
 use tokio::sync::oneshot;
 
 use super::context::VmContext;
@@ -30,6 +32,7 @@ use super::tiering::Tiering;
 use super::trust::Trust;
 use super::{detach, member, piloted};
 use crate::model::api_error::Answer;
+use crate::model::figures::MISSED_BYTES;
 use crate::support::failpoint;
 use crate::support::life::Life;
 use crate::support::open_files::OpenFiles;
@@ -39,6 +42,8 @@ use crate::system::calibration::Calibrated;
 const TICK: Duration = Duration::from_millis(200);
 /// Longest time between two publications of the figures, unless the worker is busy.
 const PUBLISH_EVERY: Duration = Duration::from_secs(1);
+/// Shortest time between two publications because the guest misses evicted memory.
+const PUBLISH_AGAIN: Duration = Duration::from_millis(150);
 
 /// Why a worker ended.
 pub enum Outcome {
@@ -64,8 +69,10 @@ pub struct Worker {
     small_pages: SmallPages,
     /// Shows the figures to others.
     publisher: Publisher,
-    /// When the figures are published next.
-    publish_at: Instant,
+    /// When the figures were published last.
+    published: Instant,
+    /// Evicted frames that had come back within seconds by then.
+    refaulted_frames: u64,
     /// Whether the swap file was removed, as far as the log says.
     swap_is_removed: bool,
 }
@@ -90,7 +97,8 @@ impl Worker {
             tiering: Tiering::new(&cx, calibrated),
             small_pages: SmallPages::default(),
             publisher,
-            publish_at: Instant::now(),
+            published: Instant::now(),
+            refaulted_frames: 0,
             swap_is_removed: false,
             cx,
         }
@@ -127,7 +135,7 @@ impl Worker {
             if let Next::End(outcome) = next {
                 return outcome;
             }
-            if Instant::now() >= self.publish_at {
+            if self.is_publication_due() {
                 self.publish();
             }
         }
@@ -154,9 +162,21 @@ impl Worker {
         Knowing { cx, trust, devices, reclaim, hyperalloc, limit, resize, tiering }
     }
 
+    /// Whether the figures are to be published now. The pilot should know soon that the guest misses
+    /// evicted memory.
+    fn is_publication_due(&self) -> bool {
+        let again = self.refaulted_frames().saturating_sub(self.refaulted_frames) * FRAME_BYTES;
+        let every = if again >= MISSED_BYTES { PUBLISH_AGAIN } else { PUBLISH_EVERY };
+        self.published.elapsed() >= every
+    }
+
+    fn refaulted_frames(&self) -> u64 {
+        self.cx.pager.counters().refaulted_frames.load(Relaxed)
+    }
+
     /// Publishes the VM's figures.
     fn publish(&mut self) {
-        self.publish_at = Instant::now() + PUBLISH_EVERY;
+        (self.published, self.refaulted_frames) = (Instant::now(), self.refaulted_frames());
         let member = member::of(&self.cx, &mut self.limit, &mut self.tiering);
         self.notice_removed_swap();
         let piloted = piloted::of(&self.cx, &self.limit);

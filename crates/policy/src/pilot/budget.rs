@@ -24,10 +24,12 @@ pub(super) struct Budget {
     kept: i128,
     /// Taken in this look.
     taken: i128,
-    /// Given to VMs in this look that missed memory.
+    /// Given to VMs that missed memory, in this look and, between two seconds, since the last whole one.
     given: i128,
     /// What the ladder takes from batch VMs in a second, while the host's stage is critical.
     lent: i128,
+    /// Whether this is a look between two seconds, in which nothing is taken.
+    is_between: bool,
 }
 
 impl Budget {
@@ -63,7 +65,19 @@ impl Budget {
             taken: 0,
             given: 0,
             lent,
+            is_between: false,
         }
+    }
+
+    /// Goes on with what was given since the last whole look. Nothing is taken in between, so batch VMs
+    /// lend nothing, and what they get in a second they have had.
+    pub fn go_on(&mut self, given: i128) {
+        (self.given, self.lent, self.is_between) = (given, 0, true);
+    }
+
+    /// What was given to VMs that missed memory.
+    pub fn given(&self) -> i128 {
+        self.given
     }
 
     fn below(&self, border: i128) -> u64 {
@@ -105,6 +119,7 @@ impl Budget {
     pub fn relieve(&mut self, vm: &VmSight, wanted: u64) -> u64 {
         let left = self.available - self.given;
         let room = match vm.rule.class {
+            Class::Batch if !vm.waits && self.is_between => 0,
             Class::Batch if !vm.waits => (left - self.reserve) / BATCH_PART,
             Class::Batch => left - self.kept,
             Class::Normal | Class::Latency => left - self.kept + self.lent,

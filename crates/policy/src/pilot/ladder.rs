@@ -7,7 +7,7 @@
 //! | disk | compressed pages, which go to the swap file | as cold, while the host is short |
 //! | warm | what a VM works with | batch VMs, while the host's stage is critical |
 //! | last | what a VM works with | normal VMs, then latency, while the host's stage is critical |
-//! | probe | a little of what it seems to work with, while nobody has cold memory | as cold |
+//! | probe | a little of what it seems to work with, while nobody has cold memory | as cold, while the host is short |
 //!
 //! What a VM works with is known only roughly. A probe finds out: if the VM misses the memory, it
 //! is relieved, and its limit rests longer each time.
@@ -49,6 +49,8 @@ pub(super) struct Round<'a> {
     is_full: bool,
     stage: Stage,
     budget: Budget,
+    /// Whether this is a whole look, by which what VMs miss is judged.
+    is_whole: bool,
     /// Whether a limit was lowered in this look.
     has_lowered: bool,
     pub decisions: Vec<Decision>,
@@ -95,11 +97,38 @@ impl<'a> Round<'a> {
         stage: Stage,
         budget: Budget,
     ) -> Round<'a> {
-        let (has_lowered, decisions) = (false, Vec::new());
-        Round { now, host, is_full, stage, budget, has_lowered, decisions }
+        let (is_whole, has_lowered, decisions) = (true, false, Vec::new());
+        Round { now, host, is_full, stage, budget, is_whole, has_lowered, decisions }
     }
 
-    /// Raises the limits of VMs that miss memory, and bounds those that have more than they may.
+    /// Makes this a look between two seconds. `given`: what was given since the last whole look.
+    pub fn go_on(&mut self, given: i128) {
+        self.is_whole = false;
+        self.budget.go_on(given);
+    }
+
+    /// What was given to VMs that missed memory since the last whole look.
+    pub fn given(&self) -> i128 {
+        self.budget.given()
+    }
+
+    /// Bounds VMs that have more than they may.
+    pub fn bound_all(&mut self, vms: &[VmSight], states: &mut States) {
+        if self.is_full {
+            return;
+        }
+        for vm in vms.iter().filter(|vm| vm.may_give()) {
+            let most = vm.most_bytes();
+            let is_above = vm.limit_bytes.is_none_or(|limit| limit > most);
+            let state = states.get_mut(&vm.name).filter(|_| most < vm.memory_bytes && is_above);
+            let Some(state) = state else { continue };
+            let step = vm.memory_bytes / Stage::Short.rate_part();
+            let to = most.max(vm.has_bytes().saturating_sub(step));
+            self.limit((vm, state), Some(to), format!("it may have {} at most", Bytes(most)));
+        }
+    }
+
+    /// Raises the limits of VMs that miss memory.
     pub fn relieve_all(&mut self, vms: &[VmSight], states: &mut States) {
         for class in HIGHEST_FIRST {
             for vm in poorest_first(vms, class).into_iter().filter(|vm| vm.may_give()) {
@@ -111,21 +140,13 @@ impl<'a> Round<'a> {
     }
 
     fn relieve(&mut self, (vm, state): Vm<'_>) {
-        state.judged();
-        let most = vm.most_bytes();
-        let is_above = vm.limit_bytes.is_none_or(|limit| limit > most);
-        if most < vm.memory_bytes && is_above && !self.is_full {
-            let step = vm.memory_bytes / Stage::Short.rate_part();
-            let to = most.max(vm.has_bytes().saturating_sub(step));
-            return self.limit(
-                (vm, state),
-                Some(to),
-                format!("it may have {} at most", Bytes(most)),
-            );
+        if self.is_whole {
+            state.judged();
         }
         let is_short = state.misses_memory(vm) || state.may_ease(vm, self.now);
+        let is_short = is_short && !state.is_decided(self.now);
         let Some(limit) = vm.limit_bytes.filter(|_| is_short) else { return };
-        let wanted = state.relief_bytes(vm).min(most.saturating_sub(limit));
+        let wanted = state.relief_bytes(vm).min(vm.most_bytes().saturating_sub(limit));
         let bytes = self.budget.relieve(vm, wanted);
         if bytes < vm.memory_bytes / STEP_PART {
             return;
@@ -164,8 +185,10 @@ impl<'a> Round<'a> {
             self.lower(vms, states, (Rung::Last, Class::Normal));
             self.lower(vms, states, (Rung::Last, Class::Latency));
         }
-        // While there is memory that is known to be cold, only VMs of which nothing is known give.
-        let rung = if self.has_lowered { Rung::FirstProbe } else { Rung::Probe };
+        // While there is memory that is known to be cold, or the host has its reserve, only VMs of
+        // which nothing is known give.
+        let knows_better = self.has_lowered || self.stage < Stage::Short;
+        let rung = if knows_better { Rung::FirstProbe } else { Rung::Probe };
         for class in LOWEST_FIRST {
             let spares = class == Class::Latency && vms.iter().any(is_lower_and_warm);
             self.lower(vms, states, (if spares { Rung::FirstProbe } else { rung }, class));
@@ -186,6 +209,21 @@ impl<'a> Round<'a> {
                     let why = format!("the host is {}: {}", self.stage, self.host);
                     self.raise((vm, state), limit.saturating_add(bytes), why);
                 }
+            }
+        }
+        self.give_compressed(vms, states);
+    }
+
+    /// Gives VMs that have all that they may have the compressed memory back that somebody else had
+    /// given them: it takes nothing of the host before their limit is lowered again.
+    fn give_compressed(&mut self, vms: &[VmSight], states: &mut States) {
+        // It has all that it may have.
+        let is_whole = |vm: &&VmSight| vm.limit_bytes.is_none_or(|limit| limit >= vm.most_bytes());
+        for vm in vms.iter().filter(is_whole).filter(|vm| vm.lacks_compressed().is_some()) {
+            let state = states.get_mut(&vm.name).filter(|state| self.may_change(vm, state));
+            if let Some(state) = state {
+                let why = format!("the host is {}: {}", self.stage, self.host);
+                self.compress((vm, state), None, why);
             }
         }
     }
@@ -225,7 +263,7 @@ impl<'a> Round<'a> {
                     "cold memory is compressed before it goes to the swap file; the host is {}: {}",
                     self.stage, self.host
                 );
-                self.compress((vm, state), to, why);
+                self.compress((vm, state), Some(to), why);
             }
         }
     }
@@ -261,7 +299,8 @@ impl<'a> Round<'a> {
             self.has_lowered = true;
             let why = self.why_lowered((vm, state), rung);
             if rung == Rung::Disk {
-                self.compress((vm, state), vm.compressed_bytes().saturating_sub(bytes), why);
+                let to = vm.compressed_bytes().saturating_sub(bytes);
+                self.compress((vm, state), Some(to), why);
                 continue;
             }
             state.lowered(self.now);
@@ -334,11 +373,11 @@ impl<'a> Round<'a> {
         }
     }
 
-    fn compress(&mut self, (vm, state): Vm<'_>, to: u64, why: String) {
+    fn compress(&mut self, (vm, state): Vm<'_>, to: Option<u64>, why: String) {
         state.compressed(self.now);
         state.decided(self.now);
         let from = vm.compressed.map_or(0, |compressed| compressed.most_bytes);
-        self.decide(vm, Action::Compress { from, to: Some(to) }, why);
+        self.decide(vm, Action::Compress { from, to }, why);
     }
 
     fn decide(&mut self, vm: &VmSight, action: Action, why: String) {

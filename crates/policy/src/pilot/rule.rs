@@ -69,6 +69,16 @@ impl Class {
         }
     }
 
+    /// A limit that is too low is raised by this part of the VM's memory at least. More than the VM
+    /// needs costs nothing while the VM does not use it.
+    pub(super) fn relief_part(self) -> u64 {
+        match self {
+            Class::Latency => 8,
+            Class::Normal => 16,
+            Class::Batch => 50,
+        }
+    }
+
     /// Free memory that stays in its guest while the host has enough: this part of its memory.
     /// `None`: nothing.
     pub(super) fn kept_part(self) -> Option<u64> {

@@ -38,6 +38,8 @@ pub struct CompressedSight {
     pub bytes: u64,
     /// The most that they may take.
     pub most_bytes: u64,
+    /// The most that they may take without the pilot.
+    pub own_bytes: u64,
 }
 
 /// A VM at one moment.
@@ -107,6 +109,11 @@ impl VmSight {
     /// Memory that compressed pages take and may keep.
     pub(super) fn compressed_bytes(&self) -> u64 {
         self.compressed.map_or(0, |it| it.bytes.min(it.most_bytes))
+    }
+
+    /// What compressed pages may take without the pilot, if that is more than now.
+    pub(super) fn lacks_compressed(&self) -> Option<CompressedSight> {
+        self.compressed.filter(|it| it.most_bytes < it.own_bytes)
     }
 
     /// Whether its limit may be lowered at all.

@@ -19,8 +19,6 @@ const BLAME: Duration = Duration::from_secs(30);
 const PROGRESS: Duration = Duration::from_secs(5);
 /// A limit is raised by so many times what came back.
 const RELIEF_TIMES: u64 = 4;
-/// The least by which it is raised: this part of all memory.
-const RELIEF_PART: u64 = 50;
 const RELIEF_LEAST_BYTES: u64 = 16 << 20;
 /// A VM above its limit by more than this part of its memory has yet to give what was asked for.
 const EXCESS_PART: u64 = 64;
@@ -101,7 +99,8 @@ impl VmState {
         self.missed.0
     }
 
-    /// Notes that this look could do something about what the VM misses.
+    /// Notes that this whole look could do something about what the VM misses. Until the next one,
+    /// what it misses adds up.
     pub fn judged(&mut self) {
         self.is_judged = true;
     }
@@ -125,7 +124,7 @@ impl VmState {
 
     /// By how much the limit of a VM is raised that misses memory.
     pub fn relief_bytes(&self, vm: &VmSight) -> u64 {
-        let least = (vm.memory_bytes / RELIEF_PART).max(RELIEF_LEAST_BYTES);
+        let least = (vm.memory_bytes / vm.rule.class.relief_part()).max(RELIEF_LEAST_BYTES);
         self.missed.0.saturating_mul(RELIEF_TIMES).max(least)
     }
 
@@ -143,6 +142,8 @@ impl VmState {
         let rest = if is_blamed { self.rest * 2 } else { self.rest };
         self.rest = rest.clamp(REST_LEAST, REST_MOST);
         self.relieved = Some(now);
+        // What it missed counts once.
+        self.is_judged = true;
     }
 
     /// Whether the limit rests because it was raised for the VM.

@@ -180,15 +180,60 @@ fn a_vm_that_misses_its_memory_is_relieved_at_once() {
     pilot.look(Duration::ZERO, RULE, &host, from_ref(&limited));
     let missing = VmSight { refaulted_bytes: 50 * MIB, ..limited };
     let decisions = pilot.look(Duration::from_secs(1), RULE, &host, from_ref(&missing));
-    assert_eq!(limits(&decisions), [("web", Some(2048 + 200))]);
+    assert_eq!(limits(&decisions), [("web", Some(2048 + 256))], "a 16th of its memory");
     assert_eq!(decisions[0].why, "50 MiB of evicted memory came back within seconds");
     // Its limit rests.
-    let relieved = VmSight { limit_bytes: Some(2248 * MIB), resident_bytes: 2240 * MIB, ..missing };
+    let relieved = VmSight { limit_bytes: Some(2304 * MIB), resident_bytes: 2296 * MIB, ..missing };
     let later = |pilot: &mut Pilot, seconds| {
         pilot.look(Duration::from_secs(seconds), RULE, &host, from_ref(&relieved))
     };
     assert_eq!(later(&mut pilot, 5), []);
     assert_eq!(limits(&later(&mut pilot, 6)).len(), 1, "it has cold memory");
+}
+
+#[test]
+fn a_vm_is_relieved_between_two_looks_and_nothing_is_taken() {
+    let (mut pilot, host) = (Pilot::default(), memory(1030));
+    let vms = |refaulted_mib| {
+        let limited = VmSight {
+            limit_bytes: Some(2048 * MIB),
+            resident_bytes: 2000 * MIB,
+            refaulted_bytes: refaulted_mib * MIB,
+            ..vm("web")
+        };
+        let idle = VmSight { working_bytes: Some(512 * MIB), spare_bytes: 512 * MIB, ..vm("idle") };
+        [limited, idle]
+    };
+    let decisions = pilot.look(Duration::ZERO, RULE, &host, &vms(0));
+    assert!(decisions.iter().any(|decision| decision.vm == "idle"), "it gives: {decisions:?}");
+    let mut relieve = |milliseconds, refaulted_mib| {
+        let now = Duration::from_millis(milliseconds);
+        let decisions = pilot.relieve(now, RULE, &host, &vms(refaulted_mib));
+        decisions.iter().map(|decision| decision.vm.clone()).collect::<Vec<_>>()
+    };
+    // It may miss a 500th of 2000 MiB in a second.
+    assert_eq!(relieve(200, 3), [""; 0]);
+    assert_eq!(relieve(400, 5), ["web"], "what it misses adds up");
+    assert_eq!(relieve(600, 8), [""; 0], "what it has missed counts once");
+    assert_eq!(relieve(800, 10), ["web"]);
+    assert_eq!(relieve(900, 50), [""; 0], "what the host has was given since the last whole look");
+}
+
+#[test]
+fn a_look_in_between_takes_nothing_from_the_next_ones_judgement() {
+    let (mut pilot, host) = (Pilot::default(), memory(900));
+    // A batch VM gets nothing of less than the reserve, and is cold by its working set.
+    let vm = |refaulted_mib| VmSight {
+        limit_bytes: Some(2048 * MIB),
+        resident_bytes: 2000 * MIB,
+        refaulted_bytes: refaulted_mib * MIB,
+        ..of_class("batch", Class::Batch)
+    };
+    pilot.look(Duration::ZERO, RULE, &host, from_ref(&vm(0)));
+    let now = Duration::from_millis(950);
+    assert_eq!(pilot.relieve(now, RULE, &host, from_ref(&vm(100))), []);
+    let decisions = pilot.look(Duration::from_secs(1), RULE, &host, from_ref(&vm(101)));
+    assert_eq!(limits(&decisions), [], "it misses memory");
 }
 
 #[test]
@@ -210,12 +255,12 @@ fn a_guests_word_counts_if_what_it_misses_bears_it_out() {
     assert_eq!(limits(&look(0, &limited(0, 0))), [("web", Some(2040 - 41))], "it has cold memory");
     // Half of a sixteenth is the border.
     let decisions = look(1, &limited(127, 1));
-    assert_eq!(limits(&decisions), [("web", Some(2048 + 81))]);
+    assert_eq!(limits(&decisions), [("web", Some(2048 + 256))]);
     let why = "its guest is short of memory, with 127 MiB of 4 GiB available, and 1 MiB came back \
                within seconds";
     assert_eq!(decisions[0].why, why);
     assert_eq!(look(5, &limited(127, 2)), [], "the limit rests");
-    assert_eq!(limits(&look(6, &limited(127, 3))), [("web", Some(2048 + 81))]);
+    assert_eq!(limits(&look(6, &limited(127, 3))), [("web", Some(2048 + 256))]);
     assert_eq!(limits(&look(20, &limited(128, 4))), [("web", Some(2040 - 41))]);
     // A limit that leaves room is not what the guest lacks.
     let roomy = VmSight { resident_bytes: 1500 * MIB, ..limited(0, 5) };
@@ -317,10 +362,10 @@ fn relief_leaves_half_of_the_reserve_to_the_host() {
         VmSight { limit_bytes, resident_bytes: 2000 * MIB, waits: true, ..of_class(name, class) }
     };
     let vms = [missing("normal", Class::Normal), missing("latency", Class::Latency)];
-    // 2 % of its memory each.
+    // An eighth of its memory, and what is left for a 16th.
     assert_eq!(
-        limits(&once(512 + 100, &vms)),
-        [("latency", Some(2048 + 81)), ("normal", Some(2048 + 18))]
+        limits(&once(512 + 600, &vms)),
+        [("latency", Some(2048 + 512)), ("normal", Some(2048 + 88))]
     );
     assert_eq!(limits(&once(512, &vms)), []);
 }
@@ -353,8 +398,8 @@ fn those_get_memory_first_that_have_least_for_their_weight() {
     assert_eq!(limits(&once(2432 + 8 * 140, &vms)), [("b", Some(2000 + 128))]);
     let missing = vms.map(|vm| VmSight { waits: true, ..vm });
     assert_eq!(
-        limits(&once(512 + 100, &missing)),
-        [("b", Some(2000 + 81)), ("a", Some(1020 + 18))]
+        limits(&once(512 + 300, &missing)),
+        [("b", Some(2000 + 256)), ("a", Some(1020 + 44))]
     );
 }
 

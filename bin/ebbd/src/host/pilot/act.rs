@@ -165,8 +165,8 @@ async fn reclaim(daemon: &Daemon, name: &VmName, bytes: u64) -> Answer<Outcome> 
 async fn set(daemon: &Daemon, name: &VmName, uri: &str, bytes: Option<u64>) -> Answer<Outcome> {
     let reply = send(daemon, name, (Method::PUT, uri), &bytes).await?;
     let figures = reply.read::<VmFigures>().map_err(failed("the VM's figures"))?;
-    if let Some(listing) = daemon.listed(name) {
-        listing.publish(figures);
+    if daemon.listed(name).is_some_and(|listing| listing.publish(figures)) {
+        daemon.pilot().hear_of_missed();
     }
     Ok(Outcome { text: "done".into(), has_failed: false, in_vain_bytes: None })
 }

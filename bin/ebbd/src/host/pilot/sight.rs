@@ -34,6 +34,8 @@ pub(super) fn of(name: &VmName, status: &VmStatus, piloted: &Piloted, rule: VmRu
         compressed: piloted.compressed.map(|compressed| CompressedSight {
             bytes: status.limit.compressed_bytes,
             most_bytes: compressed.most_bytes,
+            // What somebody else has set is left alone.
+            own_bytes: if compressed.is_piloted { compressed.own_bytes } else { 0 },
         }),
         waits: status.limit.waits,
         // While its guest waits for room, QEMU may answer nobody.
@@ -82,6 +84,7 @@ fn seen_vm(vm: &VmSight) -> Option<SeenVm> {
         refaulted_bytes: vm.refaulted_bytes,
         compressed_bytes: vm.compressed.map_or(0, |compressed| compressed.bytes),
         compressed_most_bytes: vm.compressed.map(|compressed| compressed.most_bytes),
+        compressed_own_bytes: vm.compressed.map_or(0, |compressed| compressed.own_bytes),
         guest_total_bytes: vm.guest.map(|guest| guest.total_bytes),
         guest_available_bytes: vm.guest.map(|guest| guest.available_bytes),
         waits: vm.waits,

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::host::swap_dir::SwapDir;
-use crate::host::testing;
+use crate::host::testing::{self, piloted};
 use crate::model::figures::VmFigures;
 use crate::model::piloted::{Piloted, PilotedCompressed};
 use crate::model::vm_routes::{PILOT_COMPRESSED, PILOT_LIMIT, PILOT_RECLAIM};
@@ -24,18 +24,6 @@ type Told = Arc<Mutex<Vec<String>>>;
 
 fn daemon(run: &Path) -> Daemon {
     testing::daemon(run, SwapDir::new(run, None).unwrap())
-}
-
-fn piloted() -> Piloted {
-    Piloted {
-        taken_bytes: 3000 * MIB,
-        memory_bytes: 4096 * MIB,
-        floor_bytes: 100 * MIB,
-        working_bytes: Some(1000 * MIB),
-        limit_bytes: None,
-        compressed: None,
-        left_alone: None,
-    }
 }
 
 /// A VM with this much free memory that is resident.
@@ -86,7 +74,7 @@ fn make_short(daemon: &Daemon) {
 }
 
 async fn look(keeper: &mut Keeper) {
-    timeout(LONG, keeper.look()).await.expect("it waits").unwrap();
+    timeout(LONG, keeper.look(Scope::All)).await.expect("it waits").unwrap();
 }
 
 /// Looks until nothing is being done any more, and returns what VMs were told.
@@ -232,7 +220,7 @@ async fn limits_are_lifted_when_the_pilot_is_turned_off() {
     serve(&daemon, "web", &notes, None);
     publish(&daemon, "web", 0, Piloted { limit_bytes: Some(2000 * MIB), ..piloted() });
     // Its compressed memory is as all VMs have it.
-    let compressed = PilotedCompressed { most_bytes: 64 * MIB, is_piloted: false };
+    let compressed = PilotedCompressed { most_bytes: 64 * MIB, is_piloted: false, own_bytes: 0 };
     serve(&daemon, "other", &notes, None);
     publish(&daemon, "other", 0, Piloted { compressed: Some(compressed), ..piloted() });
     let mut keeper = Keeper::new(daemon.clone(), None);

@@ -4,7 +4,8 @@ use super::*;
 
 /// A VM that has `taken_mib` of at most `most_mib` of compressed memory.
 fn compressed(name: &str, taken_mib: u64, most_mib: u64) -> VmSight {
-    let compressed = CompressedSight { bytes: taken_mib * MIB, most_bytes: most_mib * MIB };
+    let (bytes, most_bytes) = (taken_mib * MIB, most_mib * MIB);
+    let compressed = CompressedSight { bytes, most_bytes, own_bytes: 0 };
     VmSight { compressed: Some(compressed), ..vm(name) }
 }
 
@@ -37,6 +38,20 @@ fn a_host_that_has_enough_or_is_short_gives_no_compressed_memory() {
     for available in [8192, 1000, 400] {
         assert_eq!(sizes(&once(available, &[compressed("web", 0, 0)])), [], "{available} MiB");
     }
+}
+
+#[test]
+fn a_host_that_has_enough_gives_back_what_the_operator_had_given() {
+    let own = |limit_mib: Option<u64>, own_mib| {
+        let (bytes, most_bytes, own_bytes) = (0, 64 * MIB, own_mib * MIB);
+        let compressed = Some(CompressedSight { bytes, most_bytes, own_bytes });
+        let limit_bytes = limit_mib.map(|limit| limit * MIB);
+        once(8192, &[VmSight { compressed, limit_bytes, ..vm("web") }])
+    };
+    assert_eq!(sizes(&own(None, 1024)), [("web", 64, None)]);
+    // What is compressed is not written without need.
+    assert_eq!(sizes(&own(None, 0)), []);
+    assert_eq!(sizes(&own(Some(2048), 1024)), [], "its limit is lifted first");
 }
 
 #[test]

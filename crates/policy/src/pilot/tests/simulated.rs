@@ -115,6 +115,7 @@ impl Guest {
                 available_bytes: (self.memory - self.working) * MIB,
             }),
             compressed: Some(CompressedSight {
+                own_bytes: 0,
                 bytes: self.compressed.taken * MIB,
                 most_bytes: self.compressed.most * MIB,
             }),
@@ -165,12 +166,15 @@ impl Host {
             self.guests.iter_mut().for_each(Guest::work);
             let after: u64 = self.guests.iter().map(|guest| guest.refaulted).sum();
             self.refaulted += after - before;
-            self.look();
+            self.look(true);
+            // The host hears at once of a guest that misses memory.
+            self.look(false);
             self.seconds += 1;
         }
     }
 
-    fn look(&mut self) {
+    /// Looks at the end of a second, or a little later at VMs that miss memory.
+    fn look(&mut self, is_whole: bool) {
         let sights: Vec<VmSight> = { self.guests.iter().enumerate() }
             .map(|(number, guest)| guest.seen_as(number.to_string()))
             .collect();
@@ -181,7 +185,11 @@ impl Host {
         };
         let host = HostMemory { host, groups: Vec::new(), stall_permille: None };
         let (now, rule) = (Duration::from_secs(self.seconds), self.rule());
-        for decision in self.pilot.look(now, rule, &host, &sights) {
+        let decisions = match is_whole {
+            true => self.pilot.look(now, rule, &host, &sights),
+            false => self.pilot.relieve(now + Duration::from_millis(500), rule, &host, &sights),
+        };
+        for decision in decisions {
             let number: usize = decision.vm.parse().unwrap();
             let (guest, sight) = (&mut self.guests[number], &sights[number]);
             assert!(!guest.rule.is_held, "{decision}");
