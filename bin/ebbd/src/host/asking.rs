@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 use super::link::{self, LinkError, Reply};
 use super::listing::Listing;
 use super::registry::Daemon;
-use crate::model::api_error::{Answer, ApiError};
+use crate::model::api_error::{Answer, ApiError, not_allowed};
 use crate::model::site::api_socket;
 
 /// Longest wait for a process that is recovering the VM, or that does not answer.
@@ -48,10 +48,29 @@ pub async fn ask(
     uri: &str,
     body: Bytes,
 ) -> Answer<Reply> {
+    let listing = daemon.listed(name).ok_or_else(|| daemon.unknown(name))?;
+    ask_of(daemon, (name, &listing), method, uri, body).await
+}
+
+/// Sends a request to the process of this VM, and not to that of a later VM of the same name, which
+/// has another listing.
+///
+/// # Errors
+/// Those of [`forward`], or another VM has the name.
+pub async fn ask_of(
+    daemon: &Daemon,
+    (name, of): (&VmName, &Arc<Listing>),
+    method: Method,
+    uri: &str,
+    body: Bytes,
+) -> Answer<Reply> {
     let (socket, deadline) =
         (api_socket(&daemon.site().directory(name)), Instant::now() + PATIENCE);
     loop {
         let listing = daemon.listed(name).ok_or_else(|| daemon.unknown(name))?;
+        if !Arc::ptr_eq(&listing, of) {
+            return Err(not_allowed(format!("{name} has ended, and another VM has its name now")));
+        }
         match listing.reach() {
             Ok(()) => match asked(&listing, link::ask(&socket, method.clone(), uri, body.clone()))
                 .await?

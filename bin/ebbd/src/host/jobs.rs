@@ -4,6 +4,7 @@
 mod report;
 mod resize;
 mod run;
+mod silence;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -49,11 +50,12 @@ struct Doing {
 /// # Errors
 /// There is no such VM, or too many jobs are under way.
 pub fn begin(daemon: &Daemon, vm: Option<VmName>, what: What, asker: Asker) -> Answer<Job> {
-    if let Some(name) = &vm {
-        daemon.listed(name).ok_or_else(|| daemon.unknown(name))?;
-    }
+    let of = { vm.as_ref() }
+        .map(|name| daemon.listed(name).ok_or_else(|| daemon.unknown(name)))
+        .transpose()?;
     let jobs = Arc::clone(daemon.jobs());
     let (job, cancelled) = jobs.table().add(what.kind(), vm.clone(), asker)?;
+    let vm = vm.zip(of);
     jobs.tell(&job);
     let doing = Doing { jobs, id: job.id, cancelled, end: None };
     tokio::spawn(run::run(daemon.clone(), vm, what, doing));

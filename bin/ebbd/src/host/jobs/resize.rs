@@ -10,9 +10,8 @@ use tokio::time::sleep;
 
 use super::report::{End, Report};
 use super::run::{LOOK_EVERY, Of, Refused, to_bytes};
+use super::silence::Silence;
 
-/// Looks in a row without an answer after which the job fails: each may take a minute.
-const SILENT_LOOKS_MOST: u32 = 5;
 /// The request that drops the target.
 const OFF: ResizeRequest = ResizeRequest { bytes: None, node: None, by: None, on_violation: None };
 
@@ -21,7 +20,7 @@ const OFF: ResizeRequest = ResizeRequest { bytes: None, node: None, by: None, on
 pub async fn run<T>(vm: &Of<'_>, request: ResizeRequest, turn: T) -> Result<End, Refused> {
     let mut report: ResizeReport = vm.ask(Method::PUT, route::SIZE, to_bytes(&request)?).await?;
     drop(turn);
-    let (way, mut silent) = (Way::of(&report), 0);
+    let (way, mut silence) = (Way::of(&report), Silence::default());
     while report.state == SizeState::Moving {
         vm.doing.note(way.progress(&report));
         let next = tokio::select! {
@@ -31,14 +30,10 @@ pub async fn run<T>(vm: &Of<'_>, request: ResizeRequest, turn: T) -> Result<End,
         report = match next {
             Ok(next) => next,
             Err(why) if why.code == Some(ErrorCode::NotSet) => return Ok(dropped()),
-            // Its process may be recovered just now. The target is on record.
-            Err(why) if is_silence(&why) && silent < SILENT_LOOKS_MOST => {
-                silent += 1;
-                continue;
-            }
+            Err(why) if silence.bears(&why) => continue,
             Err(why) => return Ok(End::refused(why)),
         };
-        silent = 0;
+        silence.end();
         if !way.is_of(&report) {
             return Ok(replaced(report));
         }
@@ -52,19 +47,14 @@ async fn look(vm: &Of<'_>) -> Result<ResizeReport, Refused> {
     vm.ask(Method::GET, route::SIZE, Bytes::new()).await
 }
 
-fn is_silence(why: &ApiErrorBody) -> bool {
-    matches!(why.code, Some(ErrorCode::Unavailable | ErrorCode::OutcomeUnknown))
-}
-
 /// Drops the target, if it is still the job's: the VM keeps the size that it has come to.
 async fn stay(vm: &Of<'_>, way: &Way) -> Result<End, Refused> {
-    let mut silent = 0;
+    let mut silence = Silence::default();
     loop {
         match drop_target(vm, way).await.map_err(ApiErrorBody::from) {
             Ok(end) => return Ok(end),
             Err(why) if why.code == Some(ErrorCode::NotSet) => return Ok(dropped()),
-            // Its process may be recovered just now. The target is on record.
-            Err(why) if is_silence(&why) && silent < SILENT_LOOKS_MOST => silent += 1,
+            Err(why) if silence.bears(&why) => {}
             Err(why) => return Ok(End::refused(why)),
         }
         sleep(LOOK_EVERY).await;

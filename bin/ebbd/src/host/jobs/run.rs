@@ -1,6 +1,7 @@
 //! Doing what a job is to do.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use axum::http::Method;
@@ -10,11 +11,13 @@ use serde::de::DeserializeOwned;
 use tokio::time::sleep;
 
 use super::report::{End, Report};
+use super::silence::Silence;
 use super::what::What;
 use super::{Doing, resize, work};
 use crate::host::apart::apart;
 use crate::host::asking;
 use crate::host::link::Reply;
+use crate::host::listing::Listing;
 use crate::host::registry::Daemon;
 use crate::model::api_error::{Answer, ApiError, failed};
 
@@ -22,27 +25,27 @@ use crate::model::api_error::{Answer, ApiError, failed};
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Does a job, in its turn among those of its VM, or of the host.
-pub async fn run(daemon: Daemon, vm: Option<VmName>, what: What, mut doing: Doing) {
+pub async fn run(daemon: Daemon, vm: Option<(VmName, Arc<Listing>)>, what: What, mut doing: Doing) {
     let end = turn(&daemon, vm.as_ref(), what, &doing).await;
     doing.end = Some(end.unwrap_or_else(End::refused));
 }
 
 async fn turn(
     daemon: &Daemon,
-    vm: Option<&VmName>,
+    vm: Option<&(VmName, Arc<Listing>)>,
     what: What,
     doing: &Doing,
 ) -> Result<End, Refused> {
     let turn = tokio::select! {
         biased;
         () = doing.cancelled() => return Ok(not_begun()),
-        turn = doing.jobs.lane(vm).lock_owned() => turn,
+        turn = doing.jobs.lane(vm.map(|(name, _)| name)).lock_owned() => turn,
     };
     if !doing.start() {
         return Ok(not_begun());
     }
-    let Some(name) = vm else { return host(daemon, &what).await };
-    let vm = Of { daemon, name, doing };
+    let Some((name, listing)) = vm else { return host(daemon, &what).await };
+    let vm = Of { daemon, name, listing, doing };
     match what {
         What::Reclaim(request) => {
             let bytes = to_bytes(&request)?;
@@ -84,6 +87,8 @@ impl From<Refused> for ApiErrorBody {
 pub struct Of<'a> {
     pub daemon: &'a Daemon,
     pub name: &'a VmName,
+    /// What is known of it: a later VM of the same name has another one.
+    pub listing: &'a Arc<Listing>,
     pub doing: &'a Doing,
 }
 
@@ -96,7 +101,8 @@ impl Of<'_> {
         body: Bytes,
     ) -> Result<A, Refused> {
         let uri = route::of_vm(route, self.name);
-        let reply = asking::ask(self.daemon, self.name, method, &uri, body).await?;
+        let of = (self.name, self.listing);
+        let reply = asking::ask_of(self.daemon, of, method, &uri, body).await?;
         read(&succeeded(reply)?)
     }
 }
@@ -137,15 +143,40 @@ async fn host(daemon: &Daemon, what: &What) -> Result<End, Refused> {
 /// Begins a monitoring, and waits for its end. The worker looks beside its other work, so other jobs
 /// have their turn meanwhile.
 async fn heat<T>(vm: &Of<'_>, request: HeatRequest, turn: T) -> Result<End, Refused> {
+    let began = Instant::now();
     let mut report: HeatReport = vm.ask(Method::POST, route::HEAT, to_bytes(&request)?).await?;
     drop(turn);
+    let mut silence = Silence::default();
     while report.monitoring {
         let (done, total) = (report.windows_done.into(), Some(report.windows.into()));
         vm.doing.note(JobProgress { done, total, unit: JobUnit::Windows });
-        sleep(LOOK_EVERY).await;
-        report = vm.ask(Method::GET, route::HEAT, Bytes::new()).await?;
+        let look = async {
+            sleep(LOOK_EVERY).await;
+            vm.ask(Method::GET, route::HEAT, Bytes::new()).await
+        };
+        let next = tokio::select! {
+            () = vm.doing.cancelled() => {
+                let text = "the monitoring goes on to its end, and nobody waits for it";
+                return Ok(End::cancelled(text, Report::Nothing));
+            }
+            next = look => next.map_err(ApiErrorBody::from),
+        };
+        report = match next {
+            Ok(next) => next,
+            Err(why) if silence.bears(&why) => continue,
+            Err(why) => return Ok(End::refused(why)),
+        };
+        silence.end();
     }
+    // The next process of a VM knows nothing of a monitoring.
+    let is_recent = |age_s| age_s <= began.elapsed().as_secs();
+    let is_found = report.figures.as_ref().is_some_and(|found| is_recent(found.age_s));
     match report.failed {
+        None if !is_found => Err(ApiError::Failed(format!(
+            "{} was not monitored: its process was recovered meanwhile",
+            vm.name
+        ))
+        .into()),
         Some(why) => Err(ApiError::Failed(format!("{} was not monitored: {why}", vm.name)).into()),
         None => Ok(End::done("monitored: ebb heat shows what is hot")),
     }

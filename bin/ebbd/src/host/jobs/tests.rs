@@ -8,8 +8,8 @@ use axum::http::StatusCode;
 use axum::routing::{delete, get, post, put};
 use axum::{Json, Router};
 use ebb_api::{
-    ErrorCode, EventType, JOBS_MAX, JobKind, JobState, JobUnit, ReclaimRequest, ResizeRequest,
-    route,
+    ErrorCode, EventType, HeatRequest, JOBS_MAX, JobKind, JobState, JobUnit, ReclaimRequest,
+    ResizeRequest, route,
 };
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -163,6 +163,64 @@ async fn jobs_of_one_vm_take_turns_and_one_that_waits_is_cancelled_at_once() {
     assert_eq!(home.daemon.jobs().get(first.id).unwrap().state, JobState::Running);
     home.daemon.jobs().cancel(first.id).unwrap();
     home.ended(first.id).await;
+}
+
+#[tokio::test]
+async fn a_job_does_nothing_with_the_next_vm_of_the_name() {
+    let end = Arc::new(Notify::new());
+    let ends = Arc::clone(&end);
+    let work = async move || {
+        ends.notified().await;
+        a_report(MIB, "nothing more is free")
+    };
+    let home = home(Router::new().route(route::RECLAIM, post(work)));
+    let first = home.begin(reclaim());
+    home.until(first.id, |job| job.state == JobState::Running).await;
+    let second = home.begin(What::Detach);
+    let name = web().unwrap();
+    home.daemon.forget(&name, &home.daemon.site().directory(&name), None);
+    testing::publish(&home.daemon, "web", testing::status(), None);
+    end.notify_one();
+    assert_eq!(home.ended(first.id).await.state, JobState::Done, "its VM's process has answered");
+    let ended = home.ended(second.id).await;
+    let why = "web has ended, and another VM has its name now";
+    assert_eq!((ended.state, ended.text.as_str()), (JobState::Failed, why));
+}
+
+fn a_heat(monitoring: bool) -> Json<Value> {
+    let windows_done = if monitoring { 1 } else { 4 };
+    let found = json!({ "age_s": 0, "windows": 4, "duration_ms": 800, "tracker": "guest_tables",
+        "tracker_reason": "", "host_needs": "", "read_weight": 1, "write_weight": 2,
+        "degree_max": 12, "memory_bytes": 0, "used_bytes": 0, "hot_bytes": 0, "looking_us": 0,
+        "tables_read": 0, "tables_pruned": 0, "marks_cleared": 0, "is_truncated": false,
+        "degrees": [], "block_bytes": 0, "regions": [] });
+    let figures = if monitoring { Value::Null } else { found };
+    Json(json!({ "monitoring": monitoring, "windows_done": windows_done, "windows": 4,
+        "failed": null, "figures": figures }))
+}
+
+#[tokio::test]
+async fn a_monitoring_bears_a_silent_process_and_a_cancel() {
+    let looks = Arc::new(AtomicU64::new(0));
+    let look = async move || match looks.fetch_add(1, Relaxed) {
+        0 => {
+            let why = json!({ "code": "unavailable", "error": "it is being recovered" });
+            Err((StatusCode::SERVICE_UNAVAILABLE, Json(why)))
+        }
+        1 => Ok(a_heat(true)),
+        _ => Ok(a_heat(false)),
+    };
+    let heat = Router::new().route(route::HEAT, post(async || a_heat(true)).merge(get(look)));
+    let home = home(heat);
+    let ended = home.ended(home.begin(What::Heat(HeatRequest { fresh: true })).id).await;
+    assert_eq!((ended.state, ended.error), (JobState::Done, None));
+
+    let never_ends = post(async || a_heat(true)).merge(get(async || a_heat(true)));
+    let home = self::home(Router::new().route(route::HEAT, never_ends));
+    let job = home.begin(What::Heat(HeatRequest { fresh: true }));
+    home.until(job.id, |job| job.progress.is_some()).await;
+    home.daemon.jobs().cancel(job.id).unwrap();
+    assert_eq!(home.ended(job.id).await.state, JobState::Cancelled);
 }
 
 #[tokio::test]

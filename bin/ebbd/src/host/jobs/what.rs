@@ -35,9 +35,8 @@ impl What {
 /// Why a job of this kind cannot be cancelled once it is being done; none: it can.
 pub fn why_it_goes_on(kind: JobKind) -> Option<&'static str> {
     match kind {
-        JobKind::Reclaim | JobKind::Evict | JobKind::Resize => None,
+        JobKind::Reclaim | JobKind::Evict | JobKind::Resize | JobKind::Heat => None,
         JobKind::Detach => Some("a detach that has begun goes on to its end"),
-        JobKind::Heat => Some("a monitoring ends by itself within seconds"),
         JobKind::Calibrate => Some("a measurement ends by itself within seconds"),
     }
 }

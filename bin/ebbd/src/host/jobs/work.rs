@@ -29,7 +29,7 @@ pub async fn follow(
     body: Bytes,
 ) -> Result<Reply, Refused> {
     let uri = format!("{}?work={}", route::of_vm(route, vm.name), vm.doing.id);
-    let asking = asking::ask(vm.daemon, vm.name, method, &uri, body);
+    let asking = asking::ask_of(vm.daemon, (vm.name, vm.listing), method, &uri, body);
     tokio::select! {
         reply = asking => succeeded(reply?),
         never = attend(vm) => match never {},
