@@ -1,14 +1,13 @@
 //! `ebb observe` and `ebb discover`: what runs on this host, seen without touching it. No daemon is
 //! asked, but for the names under which it manages VMs.
 
-use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use ebb_api::{DiscoveredVm, GuestUsage, ObservedVm, VmName, VmSummary};
-use ebb_observe::{Found, Observed, Watch};
+use ebb_observe::{Found, Observed, Seen, Watches};
 
 use crate::args::Observe;
 use crate::interval::Interval;
@@ -20,7 +19,7 @@ const EVERY_MS_LEAST: u64 = 100;
 /// Looks at VMs once, and returns the answer; or again and again, and prints each.
 pub fn observe(args: &Observe) -> anyhow::Result<String> {
     let json = args.output.json;
-    let mut watched = Watched { pids: args.pid.clone(), open: BTreeMap::new() };
+    let mut watched = Watched { pids: args.pid.clone(), watches: Watches::default() };
     let Some(Interval { ms }) = args.every else {
         return rendered(&watched.look()?, json);
     };
@@ -51,42 +50,42 @@ fn rendered(vms: &[ObservedVm], json: bool) -> anyhow::Result<String> {
 struct Watched {
     /// Those that were asked for; empty: all.
     pids: Vec<i32>,
-    open: BTreeMap<i32, Result<Watch, String>>,
+    watches: Watches,
 }
 
 impl Watched {
     fn look(&mut self) -> anyhow::Result<Vec<ObservedVm>> {
-        let all = ebb_observe::running().context("/proc")?;
-        let runs = |pid: &i32| all.iter().any(|(running, _)| running == pid);
-        for pid in &self.pids {
-            ensure!(runs(pid), "process {pid} is no QEMU: ebb discover shows those that run");
+        let Watched { pids, watches } = self;
+        let seen = watches
+            .look(|process| pids.is_empty() || pids.contains(&process.pid()))
+            .context("/proc")?;
+        for pid in pids {
+            let runs = seen.iter().any(|vm| vm.pid == *pid);
+            ensure!(runs, "process {pid} is no QEMU: ebb discover shows those that run");
         }
-        self.open.retain(|pid, _| runs(pid));
-        let is_wanted = |pid: &i32| self.pids.is_empty() || self.pids.contains(pid);
-        let wanted: Vec<_> = all.into_iter().filter(|(pid, _)| is_wanted(pid)).collect();
-        Ok(wanted.into_iter().map(|(pid, name)| self.look_at(pid, name)).collect())
+        Ok(seen.into_iter().map(observed).collect())
     }
+}
 
-    fn look_at(&mut self, pid: i32, name: Option<String>) -> ObservedVm {
-        let new = || Watch::open(pid).map_err(|why| why.to_string());
-        let looked = match self.open.entry(pid).or_insert_with(new) {
-            Ok(watch) => watch.look().map_err(|why| why.to_string()),
-            Err(why) => Err(why.clone()),
-        };
-        match looked {
-            Ok(Observed { memory_bytes, resident_bytes, usage }) => {
-                let (usage, reason) = match usage {
-                    Ok(usage) => (Some(of_guest(&usage)), None),
-                    Err(why) => (None, Some(why.to_string())),
-                };
-                let (memory_bytes, resident_bytes) = (Some(memory_bytes), Some(resident_bytes));
-                ObservedVm { pid, name, memory_bytes, resident_bytes, usage, reason }
-            }
-            Err(why) => {
-                // Its RAM may have been there only in part: it is looked for again.
-                self.open.remove(&pid);
-                let (memory_bytes, resident_bytes, usage) = (None, None, None);
-                ObservedVm { pid, name, memory_bytes, resident_bytes, usage, reason: Some(why) }
+fn observed(Seen { pid, name, observed }: Seen) -> ObservedVm {
+    match observed {
+        Ok(Observed { memory_bytes, resident_bytes, usage }) => {
+            let (usage, reason) = match usage {
+                Ok(usage) => (Some(of_guest(&usage)), None),
+                Err(why) => (None, Some(why.to_string())),
+            };
+            let (memory_bytes, resident_bytes) = (Some(memory_bytes), Some(resident_bytes));
+            ObservedVm { pid, name, memory_bytes, resident_bytes, usage, reason }
+        }
+        Err(why) => {
+            let (memory_bytes, resident_bytes, usage) = (None, None, None);
+            ObservedVm {
+                pid,
+                name,
+                memory_bytes,
+                resident_bytes,
+                usage,
+                reason: Some(why.to_string()),
             }
         }
     }

@@ -60,23 +60,31 @@ pub struct Found {
 /// # Errors
 /// As reading `/proc`.
 pub fn discover() -> io::Result<Vec<Found>> {
-    let managers = managers(&fs::read_to_string(USERS).unwrap_or_default());
-    Ok(qemus()?.filter_map(|(process, line)| found(&process, &line, &managers)).collect())
+    let managers = managers_of_host();
+    Ok(qemus(|_| true)?.filter_map(|(process, line)| found(&process, &line, &managers)).collect())
 }
 
-/// Finds process and name of every QEMU on this host, in the order of their processes. Does not look
-/// for what stands in the way of managing it.
+/// Finds process and name of each wanted QEMU on this host, in the order of their processes. Does not
+/// look for what stands in the way of managing it. A process that is not wanted is not read.
 ///
 /// # Errors
 /// As reading `/proc`.
-pub fn running() -> io::Result<Vec<(i32, Option<String>)>> {
-    Ok(qemus()?.map(|(process, line)| (process.pid(), line.name())).collect())
+pub fn running(is_wanted: impl Fn(&Process) -> bool) -> io::Result<Vec<(i32, Option<String>)>> {
+    Ok(qemus(is_wanted)?.map(|(process, line)| (process.pid(), line.name())).collect())
 }
 
-fn qemus() -> io::Result<impl Iterator<Item = (Process, CommandLine)>> {
+/// The users whose QEMUs Ebb attaches: root, and those of libvirt.
+pub fn managers_of_host() -> Vec<u32> {
+    managers(&fs::read_to_string(USERS).unwrap_or_default())
+}
+
+fn qemus(
+    is_wanted: impl Fn(&Process) -> bool,
+) -> io::Result<impl Iterator<Item = (Process, CommandLine)>> {
     let mut pids = Process::numbers()?;
     pids.sort_unstable();
-    Ok(pids.into_iter().filter_map(qemu))
+    let processes = pids.into_iter().filter_map(|pid| Process::open(pid).ok());
+    Ok(processes.filter(move |process| is_wanted(process)).filter_map(qemu))
 }
 
 /// The numbers of root and of the users of [`MANAGERS`].
@@ -90,8 +98,7 @@ fn managers(users: &str) -> Vec<u32> {
 }
 
 /// The process and its command line, if it is a QEMU.
-fn qemu(pid: i32) -> Option<(Process, CommandLine)> {
-    let process = Process::open(pid).ok()?;
+fn qemu(process: Process) -> Option<(Process, CommandLine)> {
     let program = CommandLine::new(process.command_line_within(PROGRAM_MAX).ok()?).program();
     if !is_qemu(&process.program().unwrap_or_default()) && !is_qemu(Path::new(&program)) {
         return None;

@@ -5,6 +5,7 @@
 //! layout    where that memory is in the guest
 //! view      the guest's RAM for `ebb_inspect`, read once for each look
 //! watch     one VM: its kernel, and what it uses
+//! watches   all VMs of a host
 //! discover  every QEMU on a host, and whether Ebb can manage it
 //! ```
 //!
@@ -21,7 +22,9 @@ mod layout;
 mod ram;
 mod view;
 mod watch;
+mod watches;
 
-pub use discover::{Found, Manager, discover, running};
+pub use discover::{Found, Manager, discover, managers_of_host, running};
 pub use ram::NoRam;
 pub use watch::{NotKnown, Observed, Usage, Watch};
+pub use watches::{Seen, Watches};

@@ -78,6 +78,24 @@ struct Row<'a> {
 impl Ram {
     /// Finds the RAM that the command line gives.
     pub(crate) fn find(process: Process, line: &CommandLine) -> Result<Ram, NoRam> {
+        let mut ram = Ram { process, blocks: Vec::new(), bytes: 0 };
+        ram.open(line)?;
+        Ok(ram)
+    }
+
+    /// Closes its files, which would keep the memory of a process that ends.
+    pub(crate) fn close(&mut self) {
+        self.blocks.clear();
+    }
+
+    /// Whether it can be read.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.blocks.is_empty()
+    }
+
+    /// Finds it again, after it was closed.
+    pub(crate) fn open(&mut self, line: &CommandLine) -> Result<(), NoRam> {
+        let process = &self.process;
         let pid = process.pid();
         let io = |source| NoRam::Io { pid, source };
         let mappings = process.mappings_within(MAPS_MAX).map_err(io)?;
@@ -91,11 +109,12 @@ impl Ram {
             let first = place_of(&mappings, bytes, &found).ok_or(NoRam::NotMapped { bytes })?;
             found.push(first.start);
             let on_disk = || NoRam::OnDisk(first.name.chars().take(PATH_MAX).collect());
-            let place = Place::of(&process, first).map_err(io)?.ok_or_else(on_disk)?;
+            let place = Place::of(process, first).map_err(io)?.ok_or_else(on_disk)?;
             blocks.push(Block { start, bytes, place });
             start += bytes;
         }
-        Ok(Ram { process, blocks, bytes: start })
+        (self.blocks, self.bytes) = (blocks, start);
+        Ok(())
     }
 
     /// Its size.

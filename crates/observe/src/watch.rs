@@ -90,7 +90,7 @@ impl Watch {
     pub fn open(pid: i32) -> Result<Watch, NoRam> {
         let io = |source| NoRam::Io { pid, source };
         let process = Process::open(pid).map_err(io)?;
-        let line = CommandLine::new(process.command_line_within(COMMAND_LINE_MAX).map_err(io)?);
+        let line = line_of(&process).map_err(io)?;
         let ram = Ram::find(process, &line)?;
         let ways = ways(ram.bytes(), line.ram_below_4g());
         Ok(Watch { ram, ways, known: None, in_vain: None })
@@ -110,12 +110,22 @@ impl Watch {
         if self.ram.process().has_ended().map_err(io)? {
             return Err(io(io::Error::new(io::ErrorKind::NotFound, "it has ended")));
         }
+        if !self.ram.is_open() {
+            let line = line_of(self.ram.process()).map_err(io)?;
+            self.ram.open(&line)?;
+        }
         let resident_bytes = self.ram.resident_bytes().map_err(io)?;
         let usage = match self.known.as_mut().and_then(|known| known.look(&self.ram)) {
             Some(usage) => Ok(usage),
             None => self.search(),
         };
         Ok(Observed { memory_bytes: self.ram.bytes(), resident_bytes, usage })
+    }
+
+    /// Closes the files of the VM's RAM until the next look: an open one keeps the memory of a VMM
+    /// that has ended.
+    pub fn close(&mut self) {
+        self.ram.close();
     }
 
     /// Finds the kernel, unless that was in vain a short time ago.
@@ -160,6 +170,10 @@ impl Watch {
         self.known = Some(known);
         Ok(usage)
     }
+}
+
+fn line_of(process: &Process) -> io::Result<CommandLine> {
+    process.command_line_within(COMMAND_LINE_MAX).map(CommandLine::new)
 }
 
 impl Usage {
