@@ -7,6 +7,7 @@ pub mod history;
 pub mod jobs;
 mod link;
 mod listing;
+pub mod metrics;
 pub mod pilot;
 pub mod pool;
 pub mod pool_keeper;

@@ -54,6 +54,8 @@ pub const EVENTS: &str = "/v1/events";
 pub const JOBS: &str = "/v1/jobs";
 /// GET, DELETE: [`crate::Job`].
 pub const JOB: &str = "/v1/jobs/{id}";
+/// GET: figures in OpenMetrics' text format.
+pub const METRICS: &str = "/metrics";
 /// GET: the OpenAPI document.
 pub const OPENAPI: &str = "/v1/openapi.json";
 

@@ -21,6 +21,7 @@ use super::jobs;
 use super::refusals::{self, about};
 use super::tcp::Client;
 use crate::host::events::Asker;
+use crate::host::metrics::Metrics;
 use crate::host::registry::Daemon;
 use crate::host::{apart, asking, history, pilot, pool_keeper, start_vm, top};
 use crate::model::api_error::{Answer, ApiError, failed};
@@ -28,6 +29,7 @@ use crate::model::task::Work;
 
 /// All routes.
 pub fn router(daemon: Daemon) -> Router {
+    let metrics = Arc::new(Metrics::default());
     let vms = [route::RECLAIM, route::AUTO, route::LIMIT, route::SIZE, route::EVICT, route::HEAT];
     let router = Router::new()
         .route(route::VERSION, get(version))
@@ -46,6 +48,7 @@ pub fn router(daemon: Daemon) -> Router {
         .route(route::JOBS, get(jobs::list))
         .route(route::JOB, get(jobs::show).delete(jobs::cancel))
         .route(route::EVENTS, get(events::events))
+        .route(route::METRICS, get(move |daemon: DaemonState| show_metrics(daemon, metrics)))
         .route(route::OPENAPI, get(|| async { Json(ebb_api::document()) }));
     let router = vms.into_iter().fold(router, |router, route| router.route(route, any(forward)));
     let daemon = Arc::new(daemon);
@@ -55,6 +58,9 @@ pub fn router(daemon: Daemon) -> Router {
         .layer(middleware::from_fn_with_state(Arc::clone(&daemon), refusals::publish))
         .with_state(daemon)
 }
+
+/// OpenMetrics 1.0, "Content type".
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 type DaemonState = State<Arc<Daemon>>;
 
@@ -166,6 +172,11 @@ async fn pilot_sight(State(daemon): DaemonState) -> Answer<Json<PilotSight>> {
 
 async fn show_top(State(daemon): DaemonState) -> Answer<Json<Top>> {
     apart(&daemon, top::now).await.map(Json)
+}
+
+async fn show_metrics(State(daemon): DaemonState, metrics: Arc<Metrics>) -> Answer<Response> {
+    let text = apart(&daemon, move |daemon| metrics.text(daemon)).await?;
+    Ok(([(CONTENT_TYPE, OPEN_METRICS)], text).into_response())
 }
 
 async fn show_history(

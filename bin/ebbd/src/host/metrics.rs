@@ -1,0 +1,144 @@
+//! Figures of the host, of its VMs and of their guests in OpenMetrics' text format, for Prometheus
+//! and what reads like it: `docs/metrics.md`. No VM is asked.
+
+mod guests;
+mod of_guests;
+mod of_host;
+mod of_vms;
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit};
+
+use self::guests::{Guest, Guests};
+use self::of_host::Host;
+use self::of_vms::Vm;
+use super::registry::Daemon;
+use crate::model::api_error::{Answer, failed};
+
+/// Begins each name.
+const PREFIX: &str = "ebb";
+/// Most letters of a label.
+const WORD_LETTERS_MOST: usize = 128;
+
+/// What is kept between two questions.
+#[derive(Default)]
+pub struct Metrics {
+    guests: Guests,
+}
+
+impl Metrics {
+    /// Returns all figures as they are now. Looks at the guests of the host, unless that was done a
+    /// few seconds ago.
+    ///
+    /// # Errors
+    /// The host's memory cannot be read.
+    pub fn text(&self, daemon: &Daemon) -> Answer<String> {
+        let vms = Vm::all(daemon);
+        let managed: Vec<i32> = vms.iter().filter_map(Vm::pid).collect();
+        let guests = self.guests.look(&managed);
+        let seen = Snapshot { host: Host::of(daemon)?, vms, guests };
+        let mut registry = Registry::with_prefix(PREFIX);
+        registry.register_collector(Box::new(seen));
+        let mut text = String::new();
+        encode(&mut text, &registry).map_err(failed("the figures"))?;
+        Ok(text)
+    }
+}
+
+/// All figures at one moment.
+#[derive(Debug)]
+struct Snapshot {
+    host: Host,
+    vms: Vec<Vm>,
+    guests: Vec<Guest>,
+}
+
+impl Collector for Snapshot {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut sheet = Sheet(encoder);
+        self.host.tell(&mut sheet)?;
+        of_vms::tell(&self.vms, &mut sheet)?;
+        of_guests::tell(&self.guests, &mut sheet)
+    }
+}
+
+/// What a figure means.
+struct Meaning {
+    name: &'static str,
+    help: &'static str,
+    unit: Option<Unit>,
+}
+
+/// A figure in bytes.
+const fn bytes(name: &'static str, help: &'static str) -> Meaning {
+    Meaning { name, help, unit: Some(Unit::Bytes) }
+}
+
+/// A figure without a unit.
+const fn plain(name: &'static str, help: &'static str) -> Meaning {
+    Meaning { name, help, unit: None }
+}
+
+/// Where figures are written.
+struct Sheet<'a>(DescriptorEncoder<'a>);
+
+impl Sheet<'_> {
+    /// Writes a figure of which there is one, if it is known.
+    fn gauge(&mut self, meaning: &Meaning, value: Option<f64>) -> fmt::Result {
+        let Meaning { name, help, unit } = meaning;
+        let mut figure = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
+        value.map_or(Ok(()), |value| figure.encode_gauge(&value))
+    }
+
+    /// Writes figures that may go up and down, each with its labels.
+    fn gauges<L: EncodeLabelSet>(
+        &mut self,
+        meaning: &Meaning,
+        values: impl Iterator<Item = (L, f64)>,
+    ) -> fmt::Result {
+        let Meaning { name, help, unit } = meaning;
+        let mut family = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
+        for (labels, value) in values {
+            family.encode_family(&labels)?.encode_gauge(&value)?;
+        }
+        Ok(())
+    }
+
+    /// Writes totals, each with its labels. They begin at 0 with each process of a VM.
+    fn counters<L: EncodeLabelSet>(
+        &mut self,
+        meaning: &Meaning,
+        values: impl Iterator<Item = (L, u64)>,
+    ) -> fmt::Result {
+        let Meaning { name, help, unit } = meaning;
+        let mut family =
+            self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Counter)?;
+        for (labels, value) in values {
+            family.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&value, None)?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the text as a label may have it. Others than Ebb may have chosen it, and nothing quotes it.
+fn word(text: &str) -> String {
+    let plain = |letter: char| match letter {
+        '"' | '\\' => '_',
+        letter if letter.is_control() => '_',
+        letter => letter,
+    };
+    text.chars().take(WORD_LETTERS_MOST).map(plain).collect()
+}
+
+/// A figure that says yes or no.
+fn is(it_is: bool) -> f64 {
+    f64::from(u8::from(it_is))
+}
+
+#[cfg(test)]
+mod tests;
