@@ -7,7 +7,7 @@
 //! | disk | compressed pages, which go to the swap file | as cold, while the host is short |
 //! | warm | what a VM works with | batch VMs, while the host's stage is critical |
 //! | last | what a VM works with | normal VMs, then latency, while the host's stage is critical |
-//! | probe | a little of what it seems to work with, while nobody has cold memory | as cold, while the host is short |
+//! | probe | a little of what it seems to work with, while nobody has cold memory | as cold |
 //!
 //! What a VM works with is known only roughly. A probe finds out: if the VM misses the memory, it
 //! is relieved, and its limit rests longer each time.
@@ -185,10 +185,8 @@ impl<'a> Round<'a> {
             self.lower(vms, states, (Rung::Last, Class::Normal));
             self.lower(vms, states, (Rung::Last, Class::Latency));
         }
-        // While there is memory that is known to be cold, or the host has its reserve, only VMs of
-        // which nothing is known give.
-        let knows_better = self.has_lowered || self.stage < Stage::Short;
-        let rung = if knows_better { Rung::FirstProbe } else { Rung::Probe };
+        // While there is memory that is known to be cold, only VMs of which nothing is known give.
+        let rung = if self.has_lowered { Rung::FirstProbe } else { Rung::Probe };
         for class in LOWEST_FIRST {
             let spares = class == Class::Latency && vms.iter().any(is_lower_and_warm);
             self.lower(vms, states, (if spares { Rung::FirstProbe } else { rung }, class));
