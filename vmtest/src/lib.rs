@@ -9,6 +9,9 @@
 //! event, and names it if it does not come.
 #![forbid(unsafe_code)]
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 mod alike;
 pub mod assets;
 mod complaints;
@@ -50,6 +53,15 @@ pub use testkit::{
 };
 pub use there_and_back::assert_goes_and_comes_back;
 pub use vm::{AccessTimes, Churn, Vm};
+
+/// Lets time pass between the start of an action and its interruption. It does not matter which
+/// instruction is hit, as long as it is another one each time.
+pub fn busy_for(time: Duration) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        thread::yield_now();
+    }
+}
 
 /// How often a test repeats what fails rarely: `usual` times, or `long` times if `EBB_LONG` is set.
 pub fn rounds(usual: u32, long: u32) -> u32 {

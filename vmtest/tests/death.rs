@@ -2,19 +2,10 @@
 
 use std::fs;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::json;
-use vmtest::{Disk, Guest, Host, Ran, assets, permit, require, rounds, until};
-
-/// Lets time pass between the start of an action and its interruption. It does not matter which
-/// instruction is hit, as long as it is another one each time.
-fn busy_for(time: Duration) {
-    let end = Instant::now() + time;
-    while Instant::now() < end {
-        thread::yield_now();
-    }
-}
+use vmtest::{Disk, Guest, Host, Ran, assets, busy_for, permit, require, rounds, until};
 
 #[test]
 fn killed_daemons_lose_nothing() {

@@ -3,12 +3,14 @@
 use std::fs;
 use std::process::Stdio;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ebb_api::{DeviceServer, SizeState, SizeStatus, VmStatus};
 use ebb_vm::Qmp;
 use serde_json::json;
-use vmtest::{Guest, Host, MemoryDevice, Ran, Vm, assets, permit, require, rounds, until};
+use vmtest::{
+    Guest, Host, MemoryDevice, Ran, Vm, assets, busy_for, permit, require, rounds, until,
+};
 
 const MIB: u64 = 1 << 20;
 /// Address of the pluggable memory of a VM of 512 MiB that Ebb started.
@@ -103,15 +105,6 @@ fn plugged_memory_is_there_at_once_where_that_is_asked_for() {
     assert_eq!(bench.device.host_bytes(), 300 * MIB);
     bench.device.resize("0");
     assert_eq!(bench.device.host_bytes(), 0);
-}
-
-/// Lets time pass. It does not matter which instruction a kill hits, as long as it is another one
-/// each time.
-fn busy_for(time: Duration) {
-    let end = Instant::now() + time;
-    while Instant::now() < end {
-        thread::yield_now();
-    }
 }
 
 #[test]

@@ -2,9 +2,9 @@
 
 use std::process::Command;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use vmtest::{Disk, Guest, Host, Ran, assets, require, rounds};
+use vmtest::{Disk, Guest, Host, Ran, assets, busy_for, require, rounds};
 
 const FILE_SYSTEMS: [&str; 3] = ["ext4", "xfs", "btrfs"];
 
@@ -88,15 +88,6 @@ fn the_device_is_what_it_says() {
     vm.guest("write /sys/block/vda/cache_type write through");
     assert_eq!(read("cache_type"), "write through");
     assert_eq!(vm.guest("disk /dev/vda 4M"), "0");
-}
-
-/// Lets time pass. It does not matter which instruction a kill hits, as long as it is another one
-/// each time.
-fn busy_for(time: Duration) {
-    let end = Instant::now() + time;
-    while Instant::now() < end {
-        thread::yield_now();
-    }
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Guests under load: nothing is lost, whatever happens meanwhile.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use vmtest::{Disk, Host, assets, require, rounds, until};
+use vmtest::{Disk, Host, assets, busy_for, require, rounds, until};
 
 use crate::{MIB, assert_consistent, resize, start, tools, total_bytes};
 
@@ -30,14 +30,6 @@ fn a_size_is_reached_and_left_again_under_load() {
     assert_eq!(vm.status().sharing.violations, 0);
     assert_consistent(&vm);
     assert_eq!(total_bytes(&vm), all);
-}
-
-/// Lets time pass. It does not matter which instruction is hit.
-fn busy_for(time: Duration) {
-    let end = Instant::now() + time;
-    while Instant::now() < end {
-        thread::yield_now();
-    }
 }
 
 #[test]
