@@ -197,17 +197,14 @@ impl Place {
     /// Does the work while no process that serves the disk, if there is one, is killed: QEMU 7.2
     /// does not notice that, if it happens while the guest has no driver, nor a later death.
     pub fn served<T>(&self, work: impl FnOnce() -> T) -> T {
-        let _server = lock(&self.server);
+        let _server = self.kind.has_disk().then(|| lock(&self.server));
         work()
     }
 
     /// Keeps the guest from [`Place::served`] work, unless it is at it: the process that serves its
     /// disk may be killed meanwhile.
-    pub fn hold(&self) -> Option<Option<impl Sized>> {
-        match self.kind.has_disk() {
-            true => self.server.try_lock().ok().map(Some),
-            false => Some(None),
-        }
+    pub fn hold(&self) -> Option<impl Sized> {
+        self.server.try_lock().ok()
     }
 
     /// Checks the file system of a disk that nobody uses any more.
