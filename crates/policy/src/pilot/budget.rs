@@ -28,7 +28,6 @@ pub(super) struct Budget {
     given: i128,
     /// What the ladder takes from batch VMs in a second, while the host's stage is critical.
     lent: i128,
-    /// Whether this is a look between two seconds, in which nothing is taken.
     is_between: bool,
 }
 
@@ -73,6 +72,12 @@ impl Budget {
     /// lend nothing, and what they get in a second they have had.
     pub fn go_on(&mut self, given: i128) {
         (self.given, self.lent, self.is_between) = (given, 0, true);
+    }
+
+    /// Whether this is a look between two seconds, in which nothing is taken, and by which nobody is
+    /// judged.
+    pub fn is_between(&self) -> bool {
+        self.is_between
     }
 
     /// What was given to VMs that missed memory.

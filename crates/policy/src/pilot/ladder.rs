@@ -49,8 +49,6 @@ pub(super) struct Round<'a> {
     is_full: bool,
     stage: Stage,
     budget: Budget,
-    /// Whether this is a whole look, by which what VMs miss is judged.
-    is_whole: bool,
     /// Whether a limit was lowered in this look.
     has_lowered: bool,
     pub decisions: Vec<Decision>,
@@ -97,13 +95,12 @@ impl<'a> Round<'a> {
         stage: Stage,
         budget: Budget,
     ) -> Round<'a> {
-        let (is_whole, has_lowered, decisions) = (true, false, Vec::new());
-        Round { now, host, is_full, stage, budget, is_whole, has_lowered, decisions }
+        let (has_lowered, decisions) = (false, Vec::new());
+        Round { now, host, is_full, stage, budget, has_lowered, decisions }
     }
 
     /// Makes this a look between two seconds. `given`: what was given since the last whole look.
     pub fn go_on(&mut self, given: i128) {
-        self.is_whole = false;
         self.budget.go_on(given);
     }
 
@@ -140,7 +137,7 @@ impl<'a> Round<'a> {
     }
 
     fn relieve(&mut self, (vm, state): Vm<'_>) {
-        if self.is_whole {
+        if !self.budget.is_between() {
             state.judged();
         }
         let is_short = state.misses_memory(vm) || state.may_ease(vm, self.now);
