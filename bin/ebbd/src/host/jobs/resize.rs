@@ -25,7 +25,7 @@ pub async fn run<T>(vm: &Of<'_>, request: ResizeRequest, turn: T) -> Result<End,
         vm.doing.note(way.progress(&report));
         let next = tokio::select! {
             () = vm.doing.cancelled() => return stay(vm, &way).await,
-            next = look(vm) => next.map_err(ApiErrorBody::from),
+            next = vm.look(route::SIZE) => next.map_err(ApiErrorBody::from),
         };
         report = match next {
             Ok(next) => next,
@@ -40,11 +40,6 @@ pub async fn run<T>(vm: &Of<'_>, request: ResizeRequest, turn: T) -> Result<End,
     }
     vm.doing.note(way.progress(&report));
     Ok(End::resized(report))
-}
-
-async fn look(vm: &Of<'_>) -> Result<ResizeReport, Refused> {
-    sleep(LOOK_EVERY).await;
-    vm.ask(Method::GET, route::SIZE, Bytes::new()).await
 }
 
 /// Drops the target, if it is still the job's: the VM keeps the size that it has come to.

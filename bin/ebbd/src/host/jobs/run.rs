@@ -105,6 +105,12 @@ impl Of<'_> {
         let reply = asking::ask_of(self.daemon, of, method, &uri, body).await?;
         read(&succeeded(reply)?)
     }
+
+    /// Looks a while later how far something is.
+    pub async fn look<A: DeserializeOwned>(&self, route: &str) -> Result<A, Refused> {
+        sleep(LOOK_EVERY).await;
+        self.ask(Method::GET, route, Bytes::new()).await
+    }
 }
 
 /// The answer, unless it is a refusal.
@@ -150,16 +156,12 @@ async fn heat<T>(vm: &Of<'_>, request: HeatRequest, turn: T) -> Result<End, Refu
     while report.monitoring {
         let (done, total) = (report.windows_done.into(), Some(report.windows.into()));
         vm.doing.note(JobProgress { done, total, unit: JobUnit::Windows });
-        let look = async {
-            sleep(LOOK_EVERY).await;
-            vm.ask(Method::GET, route::HEAT, Bytes::new()).await
-        };
         let next = tokio::select! {
             () = vm.doing.cancelled() => {
                 let text = "the monitoring goes on to its end, and nobody waits for it";
                 return Ok(End::cancelled(text, Report::Nothing));
             }
-            next = look => next.map_err(ApiErrorBody::from),
+            next = vm.look(route::HEAT) => next.map_err(ApiErrorBody::from),
         };
         report = match next {
             Ok(next) => next,
