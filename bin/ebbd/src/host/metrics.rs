@@ -10,7 +10,7 @@ use std::fmt;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
@@ -88,10 +88,18 @@ const fn plain(name: &'static str, help: &'static str) -> Meaning {
 struct Sheet<'a>(DescriptorEncoder<'a>);
 
 impl Sheet<'_> {
+    /// Writes what a figure means. Its values follow.
+    fn head<'s>(
+        &'s mut self,
+        Meaning { name, help, unit }: &'s Meaning,
+        kind: MetricType,
+    ) -> Result<MetricEncoder<'s>, fmt::Error> {
+        self.0.encode_descriptor(name, help, unit.as_ref(), kind)
+    }
+
     /// Writes a figure of which there is one, if it is known.
     fn gauge(&mut self, meaning: &Meaning, value: Option<f64>) -> fmt::Result {
-        let Meaning { name, help, unit } = meaning;
-        let mut figure = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
+        let mut figure = self.head(meaning, MetricType::Gauge)?;
         value.map_or(Ok(()), |value| figure.encode_gauge(&value))
     }
 
@@ -101,8 +109,7 @@ impl Sheet<'_> {
         meaning: &Meaning,
         values: impl Iterator<Item = (L, f64)>,
     ) -> fmt::Result {
-        let Meaning { name, help, unit } = meaning;
-        let mut family = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
+        let mut family = self.head(meaning, MetricType::Gauge)?;
         for (labels, value) in values {
             family.encode_family(&labels)?.encode_gauge(&value)?;
         }
@@ -115,9 +122,7 @@ impl Sheet<'_> {
         meaning: &Meaning,
         values: impl Iterator<Item = (L, u64)>,
     ) -> fmt::Result {
-        let Meaning { name, help, unit } = meaning;
-        let mut family =
-            self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Counter)?;
+        let mut family = self.head(meaning, MetricType::Counter)?;
         for (labels, value) in values {
             family.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&value, None)?;
         }

@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ebb_api::{SeenBound, State, Top, TopHost, TopVm, VmName, VmSummary};
-use ebb_policy::pressure::{Budget, HostMemory};
+use ebb_policy::pressure::Budget;
 
 use super::listing::{Listing, Seen};
 use super::pilot::Glance;
@@ -17,21 +17,26 @@ use crate::system::host_memory;
 /// # Errors
 /// The host's memory cannot be read.
 pub fn now(daemon: &Daemon) -> Answer<Top> {
-    let memory = host_memory::glance().map_err(failed("the host's memory"))?;
     let pilot = Glance::of(daemon);
+    let host = host(&pilot)?;
     let vms = daemon.listings().into_iter();
     let vms = vms.map(|(name, listing)| vm(name, &listing, &pilot)).collect();
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Ok(Top { at_unix_ms: millis(since), host: host(&memory, &pilot), vms })
+    Ok(Top { at_unix_ms: millis(since), host, vms })
 }
 
-fn host(memory: &HostMemory, pilot: &Glance) -> TopHost {
+/// The host now, and what the pilot does with it.
+///
+/// # Errors
+/// The host's memory cannot be read.
+pub fn host(pilot: &Glance) -> Answer<TopHost> {
+    let memory = host_memory::glance().map_err(failed("the host's memory"))?;
     let bound = |bound: &Budget| SeenBound {
         name: bound.name.clone(),
         total_bytes: bound.total_bytes,
         available_bytes: bound.available_bytes,
     };
-    TopHost {
+    Ok(TopHost {
         total_bytes: memory.host.total_bytes,
         available_bytes: memory.host.available_bytes,
         reserve_bytes: pilot.reserve.of(memory.host.total_bytes),
@@ -39,7 +44,7 @@ fn host(memory: &HostMemory, pilot: &Glance) -> TopHost {
         stall_permille: memory.stall_permille,
         pilot: pilot.mode,
         stage: pilot.stage,
-    }
+    })
 }
 
 fn vm(name: VmName, listing: &Listing, pilot: &Glance) -> TopVm {

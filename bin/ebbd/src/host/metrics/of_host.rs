@@ -3,9 +3,10 @@
 use std::fmt;
 use std::iter::once;
 
-use ebb_api::{PilotMode, PilotStage, SeenBound, Top, TopHost};
+use ebb_api::{PilotMode, PilotStage, SeenBound, TopHost};
 
 use super::{Meaning, Sheet, bytes, is, plain, word};
+use crate::host::pilot::Glance;
 use crate::host::registry::Daemon;
 use crate::host::top;
 use crate::model::api_error::Answer;
@@ -36,7 +37,7 @@ pub struct Host(TopHost);
 impl Host {
     /// Reads the host's memory.
     pub fn of(daemon: &Daemon) -> Answer<Host> {
-        top::now(daemon).map(|Top { host, .. }| Host(host))
+        top::host(&Glance::of(daemon)).map(Host)
     }
 
     /// Writes its figures.
