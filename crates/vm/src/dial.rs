@@ -134,6 +134,16 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::process::{Command, Stdio};
 
+    /// Waits until this holds. A process that another test starts has this test's sockets, too,
+    /// until it executes its program.
+    fn wait_until(holds: impl Fn() -> bool) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !holds() {
+            assert!(Instant::now() < end, "the sockets that this test closed are still open");
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+
     #[test]
     fn a_client_is_seen_without_connecting() {
         let directory = tempfile::tempdir().unwrap();
@@ -145,13 +155,10 @@ mod tests {
         let accepted = listener.accept().unwrap();
         assert!(has() && is_listening(&path));
         drop((client, accepted));
-        assert!(!has() && is_listening(&path));
+        wait_until(|| !has());
+        assert!(is_listening(&path));
         drop(listener);
-        // A process that another test starts has the listener until it executes its program.
-        let end = Instant::now() + Duration::from_secs(60);
-        while is_listening(&path) {
-            assert!(Instant::now() < end, "the file is still there");
-        }
+        wait_until(|| !is_listening(&path));
     }
 
     #[test]
@@ -168,8 +175,10 @@ mod tests {
         let accepted = listener.accept().unwrap();
         dial(&path, Instant::now()).unwrap();
         drop((first, accepted, listener));
-        let refused = dial(&path, Instant::now()).unwrap_err();
-        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        wait_until(|| {
+            let tried = dial(&path, Instant::now());
+            tried.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+        });
     }
 
     /// Serves a first client of its own at the path in `NAMESPACE_TEST`, until its input ends.
