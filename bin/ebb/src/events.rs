@@ -54,12 +54,12 @@ pub fn print(event: &str, json: bool) -> anyhow::Result<ControlFlow<()>> {
     }
 }
 
-/// Returns an event in one line: when by the host's clock, which VM, which type, and what happened.
+/// Returns an event in one line: date and time by the host's clock, VM, type, and what happened.
 fn line(event: &str, zone: &TimeZone) -> anyhow::Result<String> {
     let Shown { time, kind, vm, text } =
         serde_json::from_str(event).context("ebbd tells an event that is none")?;
     let at = time.parse::<Timestamp>().context("the time of an event")?;
-    let at = at.to_zoned_datetime(zone.clone()).strftime("%H:%M:%S").to_string();
+    let at = at.to_zoned_datetime(zone.clone()).strftime("%F %T").to_string();
     let line = format!("{at} {} {kind} {text}", vm.as_deref().unwrap_or("-"));
     // Some of the text is a guest's or a user's own.
     Ok(line.replace(char::is_control, "?"))
@@ -73,7 +73,8 @@ mod tests {
     fn a_line_says_when_who_and_what() {
         let event = r#"{"number": 7, "time": "2026-11-28T14:05:12.345Z", "type": "decision",
             "vm": "web", "text": "limit 1.7 GiB -> 1.6 GiB (cold memory): done", "decision": {}}"#;
-        let expected = "14:05:12 web decision limit 1.7 GiB -> 1.6 GiB (cold memory): done";
+        let expected =
+            "2026-11-28 14:05:12 web decision limit 1.7 GiB -> 1.6 GiB (cold memory): done";
         assert_eq!(line(event, &TimeZone::UTC).unwrap(), expected);
     }
 
@@ -81,7 +82,8 @@ mod tests {
     fn events_of_later_releases_are_shown_and_cannot_write_to_the_terminal() {
         let event = r#"{"number": 7, "time": "2026-11-28T00:00:00Z", "type": "comet", "vm": null,
             "text": "it comes\u001b[2J", "comet": {"mass": 1}}"#;
-        assert_eq!(line(event, &TimeZone::UTC).unwrap(), "00:00:00 - comet it comes?[2J");
+        let expected = "2026-11-28 00:00:00 - comet it comes?[2J";
+        assert_eq!(line(event, &TimeZone::UTC).unwrap(), expected);
         assert!(line("{}", &TimeZone::UTC).is_err());
     }
 

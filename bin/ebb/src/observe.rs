@@ -21,13 +21,22 @@ pub fn observe(args: &Observe) -> anyhow::Result<String> {
     let json = args.output.json;
     let mut watched = Watched { pids: args.pid.clone(), watches: Watches::default() };
     let Some(Interval { ms }) = args.every else {
-        return rendered(&watched.look()?, json);
+        let vms = watched.look()?;
+        return match json {
+            true => Ok(serde_json::to_string_pretty(&vms)? + "\n"),
+            false => Ok(show::observed(&vms)),
+        };
     };
     ensure!(ms >= EVERY_MS_LEAST, "--every {ms}ms is too short: {EVERY_MS_LEAST}ms is the least");
     let every = Duration::from_millis(ms);
     loop {
         let began = Instant::now();
-        let text = rendered(&watched.look()?, json)?;
+        let vms = watched.look()?;
+        // A line for each look, for programs that read lines.
+        let text = match json {
+            true => serde_json::to_string(&vms)? + "\n",
+            false => show::observed(&vms),
+        };
         let mut out = io::stdout().lock();
         match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
             // The reader has all it wanted.
@@ -36,13 +45,6 @@ pub fn observe(args: &Observe) -> anyhow::Result<String> {
         }
         drop(out);
         thread::sleep(every.saturating_sub(began.elapsed()));
-    }
-}
-
-fn rendered(vms: &[ObservedVm], json: bool) -> anyhow::Result<String> {
-    match json {
-        true => Ok(serde_json::to_string(vms)? + "\n"),
-        false => Ok(show::observed(vms)),
     }
 }
 

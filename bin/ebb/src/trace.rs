@@ -39,7 +39,8 @@ impl Writer {
     /// The file exists, or cannot be made.
     pub fn new(path: &Path) -> anyhow::Result<Writer> {
         let file = OpenOptions::new().write(true).create_new(true).open(path);
-        let file = file.with_context(|| format!("{}: give a new file", path.display()))?;
+        let advice = || format!("{}: give a new file, in a directory that exists", path.display());
+        let file = file.with_context(advice)?;
         Ok(Writer { file, last_ms: None, looks: 0 })
     }
 
