@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use ebb_api::{DiscoveredVm, GuestUsage, ObservedVm};
-use vmtest::{Guest, Host, HostSetting, Vm, assets, require, rounds, until_or};
+use vmtest::{Disk, Guest, Host, HostSetting, Vm, assets, require, rounds, until_or};
 
 const MIB: u64 = 1 << 20;
 
@@ -265,8 +265,20 @@ mod alone {
         assert_eq!(pids, [shared.pid()], "{text}");
         let again = host.ebb("attach --all").ok();
         assert!(again.starts_with("there is no further VM that Ebb can manage"), "{again}");
-        host.ebb(&format!("detach {}", host.list()[0].name)).ok();
         assert_eq!(private.guest("fill a 50M"), shared.guest("fill a 50M"));
+        let disk = Disk::new(&host, "disk", "64M");
+        let served = host.run(Guest::debian("6.1-cloud").memory("256M").own_disk(&disk));
+        let detached = host.ebb("detach --all");
+        assert_eq!(detached.code, Some(1), "{detached:?}");
+        let stays = format!("{} stays managed: ", served.name());
+        assert!(detached.stdout.contains(" is detached: "), "{detached:?}");
+        assert!(detached.stdout.contains(&stays), "{detached:?}");
+        let pids: Vec<i32> = host.list().iter().map(|vm| vm.pid).collect();
+        assert_eq!(pids, [served.pid()], "{detached:?}");
+        served.power_off();
+        until_or(|| host.list().is_empty().then_some(())).unwrap_or_else(|| panic!("{}", host.log()));
+        assert_eq!(host.ebb("detach --all").ok(), "there is no VM to detach\n");
+        assert_eq!(shared.guest("check a"), "0");
     }
 
     #[test]

@@ -57,13 +57,7 @@ pub enum Command {
     /// Manage a QEMU that runs already
     Attach(Attach),
     /// Bring a VM's memory back and stop managing it; the guest runs on
-    Detach {
-        #[command(flatten)]
-        vm: Vm,
-        /// Do not wait: print the number of a job that does it (`ebb jobs`)
-        #[arg(long)]
-        background: bool,
-    },
+    Detach(Detach),
     /// Show all managed VMs
     List {
         #[command(flatten)]
@@ -389,6 +383,21 @@ pub struct Attach {
     pub qmp: Option<PathBuf>,
     #[command(flatten)]
     pub watch: Watch,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(clap::Args)]
+pub struct Detach {
+    /// The VM's name
+    #[arg(required_unless_present = "all")]
+    pub name: Option<VmName>,
+    /// Detach every managed VM, one after the other; what cannot be detached stays managed
+    #[arg(long, conflicts_with_all = ["name", "background"])]
+    pub all: bool,
+    /// Do not wait: print the number of a job that does it (`ebb jobs`)
+    #[arg(long)]
+    pub background: bool,
     #[command(flatten)]
     pub output: Output,
 }

@@ -47,7 +47,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         Command::Run(run) => host.run(run)?,
         Command::Attach(attach) if attach.all => return host.attach_all(&attach),
         Command::Attach(attach) => host.attach(attach)?,
-        Command::Detach { vm, background } => host.detach(&vm, background)?,
+        Command::Detach(detach) => return host.detach(&detach),
         Command::List { output } => host.list(output.json)?,
         Command::Status { vm, verbose } => host.status(&vm, verbose)?,
         Command::Top(args) => host.top(&args)?,
@@ -219,15 +219,19 @@ impl Host {
         asked.and_then(Result::ok).unwrap_or_default()
     }
 
-    fn list(&self, json: bool) -> anyhow::Result<String> {
-        let vms: Vec<VmSummary> = match self.check_used() {
-            Ok(()) => self.ask(Method::GET, route::VMS)?,
+    /// All managed VMs. In a run directory that nobody has used there is none.
+    fn vms(&self) -> anyhow::Result<Vec<VmSummary>> {
+        match self.check_used() {
+            Ok(()) => self.ask(Method::GET, route::VMS),
             Err(why) => {
                 eprintln!("ebb: {why}");
-                Vec::new()
+                Ok(Vec::new())
             }
-        };
-        render(&vms, json, |vms| show::list(vms))
+        }
+    }
+
+    fn list(&self, json: bool) -> anyhow::Result<String> {
+        render(&self.vms()?, json, |vms| show::list(vms))
     }
 
     fn status(&self, vm: &Vm, verbose: bool) -> anyhow::Result<String> {

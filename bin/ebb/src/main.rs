@@ -9,6 +9,7 @@ mod client;
 mod clock;
 mod command;
 mod daemon;
+mod detach;
 mod doctor;
 mod events;
 mod heat;

@@ -16,24 +16,37 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{Host, render};
-use crate::args::{Jobs, JobsCommand, Vm};
+use crate::args::{Detach, Jobs, JobsCommand, Vm};
 use crate::jobs::Begun;
 use crate::paths::writable_place;
 use crate::progress::{self, Progress};
-use crate::{Outcome, heat, interrupt, jobs, show};
+use crate::{Outcome, detach, heat, interrupt, jobs, show};
 
 /// Time from one question to the daemon about its progress to the next.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
 impl Host {
-    pub(super) fn detach(&self, vm: &Vm, background: bool) -> anyhow::Result<String> {
-        let (path, name) = (route::of_vm(route::VM, &vm.name), &vm.name);
-        if background {
-            return self.begin((Method::DELETE, &path), &(), vm.output.json);
+    pub(super) fn detach(&self, asked: &Detach) -> anyhow::Result<Outcome> {
+        let json = asked.output.json;
+        let Some(name) = &asked.name else {
+            let vms = self.vms()?;
+            interrupt::say("interrupted; a detach that has begun goes on: see `ebb list`".into())?;
+            return detach::all(vms, json, |name| self.detached(name, json));
+        };
+        if asked.background {
+            let path = route::of_vm(route::VM, name);
+            return self.begin((Method::DELETE, &path), &(), json).map(Outcome::from);
         }
         interrupt::say(format!(
             "interrupted; a detach that has begun goes on: see `ebb status {name}`"
         ))?;
+        let report = self.detached(name, json)?;
+        render(&report, json, |report| show::detached(name, report)).map(Outcome::from)
+    }
+
+    /// Detaches a VM, and shows meanwhile how much of it is back.
+    fn detached(&self, name: &VmName, json: bool) -> anyhow::Result<DetachReport> {
+        let path = route::of_vm(route::VM, name);
         let ask = || self.ask::<DetachReport>(Method::DELETE, &path);
         let (mut left_bytes, mut most_bytes) = (0, 0);
         let line = |time| {
@@ -43,8 +56,7 @@ impl Host {
             }
             show::detaching(name, most_bytes - left_bytes, most_bytes, time)
         };
-        let report = progress::during(vm.output.json, line, ask)?;
-        render(&report, vm.output.json, |report| show::detached(name, report))
+        progress::during(json, line, ask)
     }
 
     pub(super) fn reclaim(
