@@ -1,6 +1,6 @@
 # What the project does, in one word each. Rust is all that must be there: the rest is
 # installed by apt, and said beforehand.
-.PHONY: demo check test test-long bench fuzz sanitizers guest-kernel programs
+.PHONY: demo check test test-long bench fuzz sanitizers guest-kernel programs deb
 
 # A real VM on screen, with Ebb and without, and three under the pilot.
 demo: programs
@@ -43,6 +43,10 @@ sanitizers:
 guest-kernel:
 	scripts/setup kernel
 	cargo xtask guest-kernel
+
+# Debian's package of Ebb, with systemd's unit (docs/install.md).
+deb: programs
+	scripts/deb
 
 programs:
 	scripts/setup
