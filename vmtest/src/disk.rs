@@ -67,7 +67,8 @@ impl Disk {
         self.with_files(&[(&kernel.vmlinuz, "vmlinuz"), (&kernel.initrd, "initrd")])
     }
 
-    fn mounted(self, fill: impl FnOnce(&Path)) -> Disk {
+    /// Fills its file system, which is mounted meanwhile.
+    pub(crate) fn mounted(self, fill: impl FnOnce(&Path)) -> Disk {
         let at = self.image.with_extension("mounted");
         std::fs::create_dir(&at).expect("a directory");
         call(&[&"mount", &"-o", &"loop", &self.image, &at]);

@@ -11,7 +11,7 @@ use ebb_sys::page_idle::PageIdle;
 use crate::assets::{self, Kernel};
 use crate::host::call;
 use crate::wait::NESTED;
-use crate::{Guest, Host, Ran, Vm, rounds, skip};
+use crate::{Disk, Guest, Host, Ran, Vm, rounds, skip};
 
 /// Kernel of a host with two nodes: `PAGEMAP_SCAN` exists since 6.7.
 const TWO_NODES: &str = "6.12";
@@ -161,27 +161,41 @@ fn image(directory: &Path) -> PathBuf {
     }
     let own = std::env::current_exe().expect("this program");
     let programs = assets::program_directory();
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let qemu = std::env::split_paths(&path).map(|at| at.join(QEMU)).find(|at| at.is_file());
-    let qemu = qemu.expect("QEMU");
     copy(&own, &root.join(TEST));
-    copy(&qemu, &root.join("usr/bin").join(QEMU));
     for program in ["ebb", "ebbd"] {
         copy(&programs.join(program), &root.join(PROGRAMS).join(program));
     }
-    for directory in QEMU_FILES.map(Path::new).into_iter().filter(|path| path.is_dir()) {
-        let to = inside(&root, directory);
-        fs::create_dir_all(&to).expect("a directory");
-        call(&[&"cp", &"--recursive", &"--dereference", &directory.join("."), &to]);
+    add_qemu(&root);
+    for program in [own, programs.join("ebb"), programs.join("ebbd")] {
+        add_libraries(&program, &root);
     }
-    let accelerators = Path::new(QEMU_FILES[2]).join("accel-tcg-x86_64.so");
-    let needed = [own, programs.join("ebb"), programs.join("ebbd"), qemu, accelerators];
-    needed.iter().filter(|file| file.is_file()).for_each(|file| add_libraries(file, &root));
     add_kernels(&root);
     File::create(&image).and_then(|file| file.set_len(IMAGE_BYTES)).expect("an image");
     call(&[&"mkfs.ext4", &"-q", &"-d", &root, &image]);
     fs::remove_dir_all(&root).expect("no more of it");
     image
+}
+
+/// Copies this host's QEMU, and what it needs, into the file system of a disk.
+pub fn with_qemu(disk: Disk) -> Disk {
+    disk.mounted(add_qemu)
+}
+
+fn add_qemu(root: &Path) {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let qemu = std::env::split_paths(&path).map(|at| at.join(QEMU)).find(|at| at.is_file());
+    let qemu = qemu.expect("QEMU");
+    copy(&qemu, &root.join("usr/bin").join(QEMU));
+    for directory in QEMU_FILES.map(Path::new).into_iter().filter(|path| path.is_dir()) {
+        let to = inside(root, directory);
+        fs::create_dir_all(&to).expect("a directory");
+        call(&[&"cp", &"--recursive", &"--dereference", &directory.join("."), &to]);
+    }
+    let accelerators = Path::new(QEMU_FILES[2]).join("accel-tcg-x86_64.so");
+    [qemu, accelerators]
+        .iter()
+        .filter(|file| file.is_file())
+        .for_each(|file| add_libraries(file, root));
 }
 
 fn add_kernels(root: &Path) {

@@ -15,7 +15,7 @@ use super::{cargo, guest_kernel};
 /// The tests of vmtest for what may go wrong once in thousands of times, or takes long to try. All of kvmtest and the
 /// allocator's thread tests run besides. The longest tests come first, so that all lanes end at
 /// about the same time.
-const VM_TESTS: [&str; 23] = [
+const VM_TESTS: [&str; 24] = [
     "in_flight",
     "hyperalloc",
     "reclaim",
@@ -26,9 +26,10 @@ const VM_TESTS: [&str; 23] = [
     "limit",
     "nodes",
     "passthrough",
+    "package",
     "death",
     "processes",
-    "disk",
+    "served_disk",
     "attach",
     "devices",
     "faults",
@@ -200,6 +201,17 @@ mod tests {
         check_names(&["dma".into(), "fuzz".into()]).unwrap();
         let why = check_names(&["dmas".into()]).unwrap_err().to_string();
         assert!(why.contains("dmas") && why.contains("in_flight, fuzz"), "{why}");
+    }
+
+    #[test]
+    fn each_name_is_a_program_of_tests() {
+        let tests = cargo::workspace().join("vmtest/tests");
+        let is_there = |name: &&str| {
+            let (file, room) = (tests.join(name).with_extension("rs"), tests.join(name));
+            file.is_file() || room.join("main.rs").is_file()
+        };
+        let missing: Vec<&str> = VM_TESTS.into_iter().filter(|name| !is_there(name)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
     }
 
     #[test]
