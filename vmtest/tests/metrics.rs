@@ -1,14 +1,17 @@
-//! `GET /metrics` on real VMs, and the alert rules for its figures, as Prometheus' own checker sees
-//! them.
+//! `GET /metrics` on real VMs, and what `deploy/` makes of its figures, as Prometheus' own checker
+//! sees them.
 
+use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
+use serde_json::Value;
 use vmtest::{Guest, Host, assets, require, until_or};
 
 const MIB: u64 = 1 << 20;
 const RULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/prometheus");
+const BOARD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/grafana/ebb.json");
 
 /// What `GET /metrics` answers.
 fn metrics(host: &Host) -> String {
@@ -133,4 +136,27 @@ fn alert_rules_are_valid_and_fire_when_they_should() {
     require!(assets::promtool());
     assert_eq!(complaints(&["check", "rules", "ebb.rules.yml"], ""), "");
     assert_eq!(complaints(&["test", "rules", "ebb.rules.test.yml"], ""), "");
+}
+
+/// promtool reads no boards: each expression of this one becomes a rule.
+#[test]
+fn all_expressions_of_the_board_are_valid() {
+    require!(assets::promtool());
+    let board: Value = serde_json::from_slice(&fs::read(BOARD).expect("the board")).expect("JSON");
+    let panels = board["panels"].as_array().expect("panels");
+    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array()).flatten();
+    let mut rules = "groups:\n- name: board\n  rules:\n".to_owned();
+    for (index, target) in targets.enumerate() {
+        let text = target["expr"].as_str().expect("an expression");
+        let text = text.replace("$__rate_interval", "5m").replace("$__range", "1h");
+        // A string of JSON is one of YAML.
+        rules += &format!("  - record: board:{index}\n    expr: {}\n", Value::from(text));
+    }
+    assert!(rules.contains("board:20"), "{rules}");
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    fs::write(file.path(), &rules).expect("a file");
+    let path = file.path().to_str().expect("a path");
+    assert_eq!(complaints(&["check", "rules", path], ""), "");
+    fs::write(file.path(), rules + "  - record: board:bad\n    expr: sum(\n").expect("a file");
+    assert!(!complaints(&["check", "rules", path], "").is_empty(), "it reads no expressions");
 }
