@@ -374,6 +374,28 @@ mod tests {
     }
 
     #[test]
+    fn what_a_vm_has_saved_outlives_its_process() {
+        let home = tempfile::tempdir().unwrap();
+        let daemon = testing::daemon(home.path(), SwapDir::new(home.path(), None).unwrap());
+        let listed = || daemon.listed(&"web".parse().unwrap()).unwrap();
+        let publish = |number, age_ms| {
+            let mut status = testing::status();
+            (status.memory_bytes, status.resident_bytes) = (3000, 1000);
+            status.age_ms = age_ms;
+            let figures = VmFigures { number, status, member: None, piloted: None, times: None };
+            testing::publish_all(&daemon, "web", figures);
+            listed().seen().saved_byte_seconds
+        };
+        publish(1, 3000);
+        let saved = publish(2, 2000);
+        assert!(saved >= 2000.0, "{saved} in a second");
+        listed().lose_process("it was killed");
+        // The numbers of the next process begin anew.
+        let later = publish(1, 1000);
+        assert!(later >= saved + 2000.0, "{later} after {saved}");
+    }
+
+    #[test]
     fn what_is_not_recovered_says_when_it_is_tried_again() {
         let later = Instant::now() + Duration::from_secs(30);
         let reason = Stage::NotRecovered("it broke".into(), later).reason().unwrap();

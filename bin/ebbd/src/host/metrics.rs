@@ -21,7 +21,6 @@ use prometheus_client::registry::{Registry, Unit};
 use self::guests::{Guest, Guests};
 use self::of_host::Host;
 use self::of_swap::{Swap, SwapDisk};
-use self::of_times::{buckets, in_seconds};
 use self::of_vms::Vm;
 use super::registry::Daemon;
 use crate::model::api_error::{Answer, failed};
@@ -76,6 +75,7 @@ impl Collector for Snapshot {
         self.host.tell(&mut sheet)?;
         of_swap::tell(self.swap.as_ref(), &mut sheet)?;
         of_vms::tell(&self.vms, &mut sheet)?;
+        of_times::tell(&self.vms, &mut sheet)?;
         of_guests::tell(&self.guests, &mut sheet)
     }
 }
@@ -156,9 +156,9 @@ impl Sheet<'_> {
         let mut family = self.head(meaning, MetricType::Histogram)?;
         for (labels, durations) in values {
             let Some(count) = durations.count() else { continue };
-            let (sum, buckets) = (in_seconds(durations.sum_ns), buckets(durations));
+            let (sum, groups) = (durations.sum_seconds(), durations.groups());
             let mut figure = family.encode_family(&labels)?;
-            figure.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+            figure.encode_histogram::<NoLabelSet>(sum, count, &groups, None)?;
         }
         Ok(())
     }

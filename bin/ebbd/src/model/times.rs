@@ -1,12 +1,14 @@
 //! How long took what Ebb does for a VM, as the VM's process publishes it for `GET /metrics`.
 
-use ebb_pager::{GROUPS, Latency};
+use std::iter::once;
+
+use ebb_pager::{GROUP_ENDS_NS, GROUPS, Latency};
 use serde::{Deserialize, Serialize};
 
 /// Times of one kind of work, counted by the VM's current process.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Durations {
-    /// How many were in each group of [`ebb_pager::GROUP_ENDS_NS`], and behind the last.
+    /// How many were in each group of [`GROUP_ENDS_NS`], and behind the last.
     pub counts: Vec<u64>,
     /// All of them together, within 7 %.
     pub sum_ns: u64,
@@ -40,6 +42,17 @@ impl Durations {
         let sum = |sum: u64, count: &u64| sum.checked_add(*count);
         self.counts.iter().try_fold(0, sum).filter(|_| self.counts.len() == GROUPS)
     }
+
+    /// How many were in each group, with the group's end in seconds; `f64::MAX`: it has none.
+    pub fn groups(&self) -> Vec<(f64, u64)> {
+        let ends = GROUP_ENDS_NS.into_iter().map(in_seconds).chain(once(f64::MAX));
+        ends.zip(self.counts.iter().copied()).collect()
+    }
+
+    /// All of them together, in seconds.
+    pub fn sum_seconds(&self) -> f64 {
+        in_seconds(self.sum_ns)
+    }
 }
 
 impl Times {
@@ -49,4 +62,8 @@ impl Times {
         let all = [missing, metadata, refill, reclaim].into_iter().chain(install);
         all.into_iter().all(|durations| durations.count().is_some())
     }
+}
+
+fn in_seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
 }

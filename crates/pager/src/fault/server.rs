@@ -105,8 +105,8 @@ impl FaultServer {
             || self.room.is_over_limit()
     }
 
-    /// Serves a fault on this thread. Reads ahead if the thread has room for pages. Returns what the
-    /// fault was.
+    /// Serves a fault on this thread. Reads ahead if the thread has room for pages. Returns what
+    /// the fault was.
     pub(crate) fn serve_on(&self, fault: Fault, hand: &mut Hand) -> FaultKind {
         let (counter, mut kind) = match fault.write_protected {
             true => (&self.frames.counters().metadata, FaultKind::Metadata),

@@ -40,11 +40,9 @@ impl SwapDisk {
         let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
         let quota = site.settings.swap_quota;
         let floor = Quota { floor_bytes: quota.floor_bytes, ..Quota::default() };
-        Some(swap(
-            bytes(found.f_bavail).saturating_sub(floor.floor_of(bytes(found.f_blocks))),
-            quota.all_bytes,
-            taken_bytes,
-        ))
+        let floor_bytes = floor.floor_of(bytes(found.f_blocks));
+        let free_bytes = bytes(found.f_bavail).saturating_sub(floor_bytes);
+        Some(swap(free_bytes, quota.all_bytes, taken_bytes))
     }
 }
 

@@ -1,13 +1,9 @@
 //! Figures of how long took what Ebb does for VMs, as histograms.
 
 use std::fmt;
-use std::iter::once;
-
-use ebb_pager::GROUP_ENDS_NS;
 
 use super::of_vms::Vm;
 use super::{Meaning, Sheet, seconds};
-use crate::model::times::Durations;
 
 static FAULTS: Meaning =
     seconds("vm_fault_duration", "Time from a fault to its answer, of all faults.");
@@ -34,15 +30,4 @@ pub(super) fn tell(vms: &[Vm], sheet: &mut Sheet<'_>) -> fmt::Result {
     sheet.histograms(&RECLAIMS, known().map(|(vm, times)| ([vm.label()], &times.reclaim)))?;
     let installs = known().filter_map(|(vm, times)| Some(([vm.label()], times.install.as_ref()?)));
     sheet.histograms(&INSTALLS, installs)
-}
-
-/// The groups, each with its end in seconds. The last one ends where the encoder says infinity.
-pub(super) fn buckets(durations: &Durations) -> Vec<(f64, u64)> {
-    let ends = GROUP_ENDS_NS.into_iter().map(in_seconds).chain(once(f64::MAX));
-    ends.zip(durations.counts.iter().copied()).collect()
-}
-
-/// Nanoseconds in seconds.
-pub(super) fn in_seconds(ns: u64) -> f64 {
-    ns as f64 / 1e9
 }

@@ -79,7 +79,7 @@ fn every_alert_is_tested_and_described() {
     }
 }
 
-/// Panels of a board, those inside of rows included.
+/// Panels of a board. Those of a closed row would be inside of it.
 fn panels(board: &Value) -> Vec<&Value> {
     let of = |value: &Value| value["panels"].as_array().cloned().unwrap_or_default();
     assert!(of(board).iter().all(|panel| of(panel).is_empty()), "rows are open");
@@ -96,7 +96,8 @@ fn the_board_can_be_loaded() {
         if panel["type"] == "row" {
             continue;
         }
-        assert_eq!(panel["datasource"]["uid"], "${datasource}", "{panel}");
+        let source = panel["datasource"]["uid"].as_str();
+        assert!(source.is_some_and(|it| it.starts_with('$')), "not the chosen one: {panel}");
         let targets = panel["targets"].as_array().unwrap();
         assert!(targets.iter().all(|target| target["expr"].is_string()), "{panel}");
         let place = &panel["gridPos"];
