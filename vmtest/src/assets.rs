@@ -78,11 +78,7 @@ pub fn store(kernels: &Kernels) -> io::Result<()> {
 /// # Errors
 /// The reason, as recorded when the assets were made.
 pub fn userland() -> Result<PathBuf, String> {
-    let path = userland_manifest();
-    let recorded = fs::read(&path).and_then(|json| Ok(serde_json::from_slice(&json)?));
-    recorded.unwrap_or_else(|error| {
-        Err(format!("{}: {error}: run `cargo xtask assets` first", path.display()))
-    })
+    recorded(&userland_manifest(), "cargo xtask assets")
 }
 
 /// Records where the archive is, or why it does not exist.
@@ -98,10 +94,30 @@ pub fn store_userland(archive: &Result<PathBuf, String>) -> io::Result<()> {
 /// # Errors
 /// The reason, as recorded when it was fetched.
 pub fn qemu11() -> Result<PathBuf, String> {
-    let path = qemu11_manifest();
-    let recorded = fs::read(&path).and_then(|json| Ok(serde_json::from_slice(&json)?));
+    recorded(&qemu11_manifest(), "cargo xtask qemu11")
+}
+
+/// Prometheus' checker of rules and figures, or why it does not exist.
+///
+/// # Errors
+/// The reason, as recorded when it was fetched.
+pub fn promtool() -> Result<PathBuf, String> {
+    recorded(&promtool_manifest(), "cargo xtask assets")
+}
+
+/// Records where promtool is, or why it does not exist.
+///
+/// # Errors
+/// Those of the file system.
+pub fn store_promtool(program: &Result<PathBuf, String>) -> io::Result<()> {
+    fs::write(promtool_manifest(), serde_json::to_vec_pretty(program)?)
+}
+
+/// What was recorded of an asset; `command`: what makes it.
+fn recorded(path: &Path, command: &str) -> Result<PathBuf, String> {
+    let recorded = fs::read(path).and_then(|json| Ok(serde_json::from_slice(&json)?));
     recorded.unwrap_or_else(|error| {
-        Err(format!("{}: {error}: run `cargo xtask qemu11` first", path.display()))
+        Err(format!("{}: {error}: run `{command}` first", path.display()))
     })
 }
 
@@ -143,6 +159,10 @@ pub fn store_qemu11(directory: &Result<PathBuf, String>) -> io::Result<()> {
 
 fn qemu11_manifest() -> PathBuf {
     target_directory().join("qemu11.json")
+}
+
+fn promtool_manifest() -> PathBuf {
+    target_directory().join("promtool.json")
 }
 
 fn userland_manifest() -> PathBuf {

@@ -1,8 +1,6 @@
 //! `ebb observe` and `ebb discover`: what is known of VMs without touching them.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
 
 use ebb_api::{DiscoveredVm, GuestUsage, ObservedVm};
 use vmtest::{Disk, Guest, Host, HostSetting, Vm, assets, require, rounds, until_or};
@@ -53,46 +51,6 @@ fn use_memory(vm: &Vm) {
     vm.guest("files f 60M");
     vm.guest("fill freed 200M");
     vm.guest("free freed");
-}
-
-/// What `GET /metrics` answers.
-fn metrics(host: &Host) -> String {
-    let mut stream = UnixStream::connect(host.run_directory().join("ebbd.sock")).expect("ebbd");
-    let request = "GET /metrics HTTP/1.1\r\nhost: ebb\r\nconnection: close\r\n\r\n";
-    stream.write_all(request.as_bytes()).expect("a request");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("an answer");
-    assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
-    answer
-}
-
-/// The figure of this name that has this label, if it is told.
-fn figure(metrics: &str, name: &str, label: &str) -> Option<u64> {
-    let is_it = |line: &&str| line.starts_with(&format!("{name}{{")) && line.contains(label);
-    let value = metrics.lines().find(is_it)?.rsplit(' ').next()?;
-    Some(value.parse::<f64>().expect("a number") as u64)
-}
-
-#[test]
-fn metrics_tell_of_managed_vms_and_of_all_guests() {
-    let host = Host::new();
-    let guest = || Guest::debian("6.1-cloud").memory("384M").cpus(1);
-    let (managed, other) = (host.run(guest()), host.qemu(guest()));
-    managed.wait_trusted();
-    let total = "ebb_guest_memory_total_bytes";
-    let text = until_or(|| {
-        let text = metrics(&host);
-        let pids = [managed.pid(), other.pid()].map(|pid| format!("pid=\"{pid}\""));
-        let totals = pids.map(|pid| figure(&text, total, &pid));
-        // Both guests are alike.
-        (totals[0]?.abs_diff(totals[1]?) < 4 * MIB).then_some(text)
-    });
-    let text = text.unwrap_or_else(|| panic!("guests are missing: {}", metrics(&host)));
-    let vm = format!("vm=\"{}\"", managed.name());
-    assert_eq!(figure(&text, "ebb_vm_memory_bytes", &vm), Some(384 * MIB));
-    assert_eq!(figure(&text, "ebb_vm_up", &vm), Some(1));
-    let names = text.lines().filter(|line| line.starts_with("ebb_vm_up{"));
-    assert_eq!(names.count(), 1, "the other one is not managed: {text}");
 }
 
 fn agrees(guest: Guest) {

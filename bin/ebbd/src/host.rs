@@ -15,6 +15,7 @@ pub mod pressure_watch;
 mod rates;
 pub mod recovery;
 pub mod registry;
+mod saved;
 pub mod start_vm;
 mod supervisor;
 pub mod swap_dir;

@@ -15,6 +15,7 @@ pub mod summary;
 pub mod swap_rule;
 pub mod task;
 pub mod tiers;
+pub mod times;
 pub mod vm_routes;
 pub mod work;
 

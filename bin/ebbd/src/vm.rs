@@ -20,5 +20,6 @@ mod resize;
 mod small_pages;
 mod status;
 pub mod tiering;
+mod times;
 mod trust;
 pub mod worker;

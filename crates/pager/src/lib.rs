@@ -46,7 +46,7 @@ pub use residency::huge::LockedHuge;
 pub use residency::judge::{Judge, NothingKnown};
 pub use residency::view::View;
 pub use support::counters::Counters;
-pub use support::latency::Latency;
+pub use support::latency::{GROUP_ENDS_NS, GROUPS, Latency};
 pub use support::panics::panic_text;
 pub use threads::fault::FaultThread;
 pub use threads::refill::RefillThreads;

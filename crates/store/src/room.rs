@@ -27,6 +27,13 @@ pub struct Quota {
     pub floor_bytes: Option<u64>,
 }
 
+impl Quota {
+    /// Returns the bytes that stay free of a file system of this size.
+    pub fn floor_of(&self, total_bytes: u64) -> u64 {
+        self.floor_bytes.unwrap_or_else(|| (total_bytes / FLOOR_PART).min(FLOOR_MOST))
+    }
+}
+
 /// Why no more is saved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NoRoom {
@@ -111,8 +118,8 @@ impl Part {
         most: u64,
     ) -> Result<Promise<'_>, StoreError> {
         let Some(space) = medium.space()? else { return Ok(Promise { part: self, pages: most }) };
-        let Quota { all_bytes, each_bytes, floor_bytes } = self.quota;
-        let floor = floor_bytes.unwrap_or_else(|| (space.total_bytes / FLOOR_PART).min(FLOOR_MOST));
+        let Quota { all_bytes, each_bytes, .. } = self.quota;
+        let floor = self.quota.floor_of(space.total_bytes);
         let wanted = most.saturating_mul(FRAME_BYTES);
         self.seat.set(Word::Taken, space.taken_bytes);
         // Add first, so that of two who ask at once each sees the other: both may get less than

@@ -12,6 +12,7 @@ mod cpio;
 pub(crate) mod initrd;
 mod kernel;
 mod modules;
+mod promtool;
 mod qemu;
 mod qemu11;
 mod userland;
@@ -36,6 +37,9 @@ pub struct Args {
     /// Make the small Debian even if only some kernels are named
     #[arg(long)]
     userland: bool,
+    /// Fetch promtool even if only some kernels are named
+    #[arg(long)]
+    promtool: bool,
     /// Kernels to make [default: all; only 6.1-cloud must succeed]
     #[arg(value_name = "KERNEL")]
     labels: Vec<String>,
@@ -84,6 +88,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             Err(why) => println!("{:<10} unavailable: {why}", "userland"),
         }
         vmtest::assets::store_userland(&archive)?;
+    }
+    if args.labels.is_empty() || args.promtool {
+        let program = promtool::fetch(&cache).map_err(|error| format!("{error:#}"));
+        match &program {
+            Ok(path) => println!("{:<10} {}", "promtool", path.display()),
+            Err(why) => println!("{:<10} unavailable: {why}", "promtool"),
+        }
+        vmtest::assets::store_promtool(&program)?;
     }
     if args.labels.is_empty() {
         let directory = qemu11::fetch(&cache).map_err(|error| format!("{error:#}"));

@@ -162,7 +162,7 @@ impl Figures {
     fn round(&mut self, case: &Case, handler: &dyn Handler) -> anyhow::Result<()> {
         let mut times = case.touch_all(handler)?;
         for (index, percent) in PERCENTS.into_iter().enumerate() {
-            let inside = handler.inside().percentile_ns(percent as u64).unwrap_or(0);
+            let inside = handler.inside_ns(percent as u64).unwrap_or(0);
             self.inside[index].push(inside as f64 / 1e3);
             self.victim[index].push(percentile_us(&mut times, percent));
         }

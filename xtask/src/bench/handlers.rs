@@ -53,8 +53,9 @@ pub trait Handler {
     /// Those of fallocate(2) and ioctl_userfaultfd(2).
     fn empty(&self, blocks: &[Block], watch: bool) -> anyhow::Result<()>;
 
-    /// Returns the times from the read of an event to the end of its resolution.
-    fn inside(&self) -> &Latency;
+    /// Returns the time, in ns, from the read of an event to the end of its resolution that
+    /// `percent` of them did not exceed; `None` before the first.
+    fn inside_ns(&self, percent: u64) -> Option<u64>;
 }
 
 /// Makes a userfaultfd for all of `victim`.
@@ -154,8 +155,8 @@ impl Handler for Ebb {
         Ok(())
     }
 
-    fn inside(&self) -> &Latency {
-        &self.pager.counters().fault
+    fn inside_ns(&self, percent: u64) -> Option<u64> {
+        self.pager.counters().fault_percentile_ns(percent)
     }
 }
 
@@ -234,8 +235,8 @@ impl Handler for Plain {
         Ok(())
     }
 
-    fn inside(&self) -> &Latency {
-        &self.shared.inside
+    fn inside_ns(&self, percent: u64) -> Option<u64> {
+        self.shared.inside.percentile_ns(percent)
     }
 }
 

@@ -8,6 +8,7 @@ use ebb_api::{State, VmChange, VmName, VmStatus, VmSummary};
 
 use super::events::{EventLog, News, States, Warnings};
 use super::rates::{PerSecond, Rates};
+use super::saved::Saved;
 use crate::model::api_error::{Answer, ApiError};
 use crate::model::figures::{MISSED_BYTES, VmFigures, millis, slow};
 use crate::model::host_pressure::Watched;
@@ -15,6 +16,7 @@ use crate::model::member::Member;
 use crate::model::piloted::Piloted;
 use crate::model::record::Record;
 use crate::model::summary;
+use crate::model::times::Times;
 use crate::support::life::{Identity, Life};
 use crate::support::privileges::want_of_descriptors;
 
@@ -45,9 +47,11 @@ struct Known {
     number: u64,
     member: Option<Member>,
     piloted: Option<Piloted>,
+    times: Option<Times>,
     states: States,
     warnings: Warnings,
     rates: Rates,
+    saved: Saved,
 }
 
 /// All that is known of a VM, as last known.
@@ -57,6 +61,10 @@ pub struct Seen {
     pub status: Option<Box<VmStatus>>,
     pub rates: Option<PerSecond>,
     pub piloted: Option<Piloted>,
+    /// None: its process is of an older daemon.
+    pub times: Option<Times>,
+    /// Memory that it has and does not take of the host, summed up over time.
+    pub saved_byte_seconds: f64,
     /// Whether the figures are old.
     pub is_slow: bool,
 }
@@ -166,9 +174,11 @@ impl Listing {
             number: 0,
             member,
             piloted: None,
+            times: None,
             states,
             warnings: Warnings::default(),
             rates: Rates::default(),
+            saved: Saved::default(),
         };
         Listing {
             name: name.clone(),
@@ -230,7 +240,7 @@ impl Listing {
 
     /// Publishes new figures. Returns whether the pilot should look at the VM soon.
     pub fn publish(&self, figures: VmFigures) -> bool {
-        let VmFigures { number, status, member, piloted } = figures;
+        let VmFigures { number, status, member, piloted, times } = figures;
         let mut known = self.known();
         if number < known.number {
             return false;
@@ -239,6 +249,7 @@ impl Listing {
         let member = member.filter(|member| member.share.adds_up());
         let age = Duration::from_millis(status.age_ms);
         known.piloted = piloted.filter(Piloted::adds_up);
+        known.times = times.filter(Times::adds_up);
         known.summary = summary::of(&status);
         let waits = summary::waits(&status.limit).map(|why| format!("its guest waits: {why}"));
         let warnings = status.warnings.iter().chain(&waits).map(String::as_str);
@@ -248,6 +259,7 @@ impl Listing {
         let at = Instant::now().checked_sub(age);
         if let Some(at) = at {
             known.rates.take(at, &status);
+            known.saved.take(at, &status);
         }
         let misses = known.misses_memory(&status);
         (known.status, known.at, known.member) = (Some(Box::new(status)), at, member);
@@ -303,6 +315,8 @@ impl Listing {
             status: known.status.clone(),
             rates: known.rates.last(),
             piloted: known.piloted.clone(),
+            times: known.times.clone(),
+            saved_byte_seconds: known.saved.byte_seconds(),
             is_slow,
         }
     }
@@ -347,7 +361,7 @@ mod tests {
             let mut status = testing::status();
             (status.limit.refaulted_total_bytes, status.limit.waits) = (refaulted, waits);
             let piloted = Some(piloted(limit));
-            listing.publish(VmFigures { number, status, member: None, piloted })
+            listing.publish(VmFigures { number, status, member: None, piloted, times: None })
         };
         let (base, limit) = (testing::status().limit.refaulted_total_bytes, Some(1 << 30));
         assert!(!publish(base + MISSED_BYTES - 1, false, limit));
@@ -357,6 +371,28 @@ mod tests {
         assert!(!publish(base + 3 * MISSED_BYTES, true, None), "the limit is not the pilot's");
         // The next process counts anew.
         assert!(!publish(0, false, limit));
+    }
+
+    #[test]
+    fn what_a_vm_has_saved_outlives_its_process() {
+        let home = tempfile::tempdir().unwrap();
+        let daemon = testing::daemon(home.path(), SwapDir::new(home.path(), None).unwrap());
+        let listed = || daemon.listed(&"web".parse().unwrap()).unwrap();
+        let publish = |number, age_ms| {
+            let mut status = testing::status();
+            (status.memory_bytes, status.resident_bytes) = (3000, 1000);
+            status.age_ms = age_ms;
+            let figures = VmFigures { number, status, member: None, piloted: None, times: None };
+            testing::publish_all(&daemon, "web", figures);
+            listed().seen().saved_byte_seconds
+        };
+        publish(1, 3000);
+        let saved = publish(2, 2000);
+        assert!(saved >= 2000.0, "{saved} in a second");
+        listed().lose_process("it was killed");
+        // The numbers of the next process begin anew.
+        let later = publish(1, 1000);
+        assert!(later >= saved + 2000.0, "{later} after {saved}");
     }
 
     #[test]

@@ -4,21 +4,27 @@
 mod guests;
 mod of_guests;
 mod of_host;
+mod of_swap;
+mod of_times;
 mod of_vms;
 
 use std::fmt;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, MetricEncoder, NoLabelSet};
+use prometheus_client::encoding::{
+    DescriptorEncoder, EncodeCounterValue, EncodeLabelSet, MetricEncoder, NoLabelSet,
+};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
 use self::guests::{Guest, Guests};
 use self::of_host::Host;
+use self::of_swap::{Swap, SwapDisk};
 use self::of_vms::Vm;
 use super::registry::Daemon;
 use crate::model::api_error::{Answer, failed};
+use crate::model::times::Durations;
 
 /// Begins each name.
 const PREFIX: &str = "ebb";
@@ -29,6 +35,7 @@ const WORD_LETTERS_MOST: usize = 128;
 #[derive(Default)]
 pub struct Metrics {
     guests: Guests,
+    swap_disk: SwapDisk,
 }
 
 impl Metrics {
@@ -41,7 +48,9 @@ impl Metrics {
         let vms = Vm::all(daemon);
         let managed: Vec<i32> = vms.iter().filter_map(Vm::pid).collect();
         let guests = self.guests.look(&managed);
-        let seen = Snapshot { host: Host::of(daemon)?, vms, guests };
+        let taken_bytes = vms.iter().filter_map(Vm::all_swap_files_bytes).max().unwrap_or(0);
+        let swap = self.swap_disk.look(daemon, taken_bytes);
+        let seen = Snapshot { host: Host::of(daemon)?, swap, vms, guests };
         let mut registry = Registry::with_prefix(PREFIX);
         registry.register_collector(Box::new(seen));
         let mut text = String::new();
@@ -54,6 +63,8 @@ impl Metrics {
 #[derive(Debug)]
 struct Snapshot {
     host: Host,
+    /// None: it is not known.
+    swap: Option<Swap>,
     vms: Vec<Vm>,
     guests: Vec<Guest>,
 }
@@ -62,7 +73,9 @@ impl Collector for Snapshot {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut sheet = Sheet(encoder);
         self.host.tell(&mut sheet)?;
+        of_swap::tell(self.swap.as_ref(), &mut sheet)?;
         of_vms::tell(&self.vms, &mut sheet)?;
+        of_times::tell(&self.vms, &mut sheet)?;
         of_guests::tell(&self.guests, &mut sheet)
     }
 }
@@ -77,6 +90,11 @@ struct Meaning {
 /// A figure in bytes.
 const fn bytes(name: &'static str, help: &'static str) -> Meaning {
     Meaning { name, help, unit: Some(Unit::Bytes) }
+}
+
+/// A figure in seconds.
+const fn seconds(name: &'static str, help: &'static str) -> Meaning {
+    Meaning { name, help, unit: Some(Unit::Seconds) }
 }
 
 /// A figure without a unit.
@@ -117,14 +135,30 @@ impl Sheet<'_> {
     }
 
     /// Writes totals, each with its labels. They begin at 0 with each process of a VM.
-    fn counters<L: EncodeLabelSet>(
+    fn counters<L: EncodeLabelSet, V: EncodeCounterValue>(
         &mut self,
         meaning: &Meaning,
-        values: impl Iterator<Item = (L, u64)>,
+        values: impl Iterator<Item = (L, V)>,
     ) -> fmt::Result {
         let mut family = self.head(meaning, MetricType::Counter)?;
         for (labels, value) in values {
             family.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&value, None)?;
+        }
+        Ok(())
+    }
+
+    /// Writes how long things took, each with its labels.
+    fn histograms<'d, L: EncodeLabelSet>(
+        &mut self,
+        meaning: &Meaning,
+        values: impl Iterator<Item = (L, &'d Durations)>,
+    ) -> fmt::Result {
+        let mut family = self.head(meaning, MetricType::Histogram)?;
+        for (labels, durations) in values {
+            let Some(count) = durations.count() else { continue };
+            let (sum, groups) = (durations.sum_seconds(), durations.groups());
+            let mut figure = family.encode_family(&labels)?;
+            figure.encode_histogram::<NoLabelSet>(sum, count, &groups, None)?;
         }
         Ok(())
     }

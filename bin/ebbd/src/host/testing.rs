@@ -57,12 +57,17 @@ pub fn piloted() -> Piloted {
     }
 }
 
-/// Publishes figures of a VM as its process would.
+/// Publishes figures of a VM as its process would, with no times.
 pub fn publish(daemon: &Daemon, name: &str, status: VmStatus, piloted: Option<Piloted>) {
+    publish_all(daemon, name, VmFigures { number: 1, status, member: None, piloted, times: None });
+}
+
+/// Publishes all figures of a VM as its process would.
+pub fn publish_all(daemon: &Daemon, name: &str, figures: VmFigures) {
     let text = include_str!("../../../../fuzz/corpus/vm_json/whole");
     let record: Record = serde_json::from_str(text).unwrap();
     let listing = daemon.listing(&name.parse().unwrap(), &record, Stage::Managed);
-    listing.publish(VmFigures { number: 1, status, member: None, piloted });
+    listing.publish(figures);
 }
 
 /// All events that are kept.

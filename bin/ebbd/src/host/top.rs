@@ -48,7 +48,7 @@ pub fn host(pilot: &Glance) -> Answer<TopHost> {
 }
 
 fn vm(name: VmName, listing: &Listing, pilot: &Glance) -> TopVm {
-    let Seen { summary, status, rates, piloted, is_slow } = listing.seen();
+    let Seen { summary, status, rates, piloted, is_slow, .. } = listing.seen();
     let VmSummary { state, state_reason, age_ms, .. } = summary;
     let (rule, status) = (pilot.rule(&name), status.as_deref());
     let limit = status.map(|status| &status.limit);

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::member::Member;
 use super::piloted::Piloted;
+use super::times::Times;
 
 /// All figures of a VM at one moment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -20,6 +21,9 @@ pub struct VmFigures {
     /// What the pilot needs to know; none: the process is of an older daemon.
     #[serde(default)]
     pub piloted: Option<Piloted>,
+    /// How long things took; none: the process is of an older daemon.
+    #[serde(default)]
+    pub times: Option<Times>,
 }
 
 /// A worker publishes at once if so much evicted memory came back within seconds, since the pilot

@@ -373,7 +373,7 @@ mod tests {
     async fn a_status_during_a_detach_tells_what_is_left() {
         let (mut publisher, latest) = Publisher::new();
         let text = include_str!("../../../ebb/tests/cli/status.json");
-        publisher.publish(serde_json::from_str(text).expect("a status"), None, None);
+        publisher.publish(serde_json::from_str(text).expect("a status"), None, None, None);
         let left = YetToReturn { saved_bytes: 7 << 20, on_disk_bytes: 5 << 20 };
         let vm = Vm { detaching: Box::new(move || Some(left)), latest, ..vm(|| 0) };
         let query = Asked(StatusQuery { counts: true });

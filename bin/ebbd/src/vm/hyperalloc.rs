@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use ebb_api::{FaultTimes, Mechanism, OnViolation, ReclaimReport, SharingStatus, Skipped};
 use ebb_inspect::LlfreeZone;
-use ebb_pager::Zeros;
+use ebb_pager::{Latency, Zeros};
 use ebb_reclaim::hyperalloc::{How, HyperAlloc, HyperAllocStop};
 use ebb_units::HUGE_BYTES;
 use ebb_vm::qmp::Ears;
@@ -376,6 +376,11 @@ impl SharedAllocator {
             Some(why) => (Mechanism::None, why.clone()),
             None => (Mechanism::HyperAlloc, "its kernel shares its allocator".into()),
         })
+    }
+
+    /// How long installs took; `None`: the allocator is not shared.
+    pub fn install_times(&self) -> Option<&Latency> {
+        self.shared.as_deref().map(HyperAlloc::install_times)
     }
 
     /// Returns the status of the shared allocator.

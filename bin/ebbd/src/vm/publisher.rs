@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use crate::model::figures::VmFigures;
 use crate::model::member::Member;
 use crate::model::piloted::Piloted;
+use crate::model::times::Times;
 
 /// The last publication.
 pub struct Latest {
@@ -35,9 +36,15 @@ impl Publisher {
     }
 
     /// Publishes these figures.
-    pub fn publish(&mut self, status: VmStatus, member: Option<Member>, piloted: Option<Piloted>) {
+    pub fn publish(
+        &mut self,
+        status: VmStatus,
+        member: Option<Member>,
+        piloted: Option<Piloted>,
+        times: Option<Times>,
+    ) {
         self.count += 1;
-        let figures = VmFigures { number: self.count, status, member, piloted };
+        let figures = VmFigures { number: self.count, status, member, piloted, times };
         // Stores the value even if nobody looks now, so that the next reader sees it.
         self.to.send_replace(Some(Arc::new(Latest { figures, at: Instant::now() })));
     }

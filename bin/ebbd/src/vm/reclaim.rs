@@ -7,9 +7,10 @@ mod trigger;
 mod vprobe;
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ebb_api::{AutoRequest, AutoStatus, Backing, Mechanism, ReclaimReport};
+use ebb_pager::Latency;
 use ebb_units::{Bytes, Gfn};
 
 use self::trigger::Trigger;
@@ -33,11 +34,18 @@ pub struct Reclaim {
     trigger: Trigger,
     last: Option<ReclaimReport>,
     vprobe: VProbe,
+    /// How long each reclaim took, whatever it found.
+    times: Latency,
 }
 
 impl Default for Reclaim {
     fn default() -> Reclaim {
-        Reclaim { trigger: Trigger::new(Instant::now()), last: None, vprobe: VProbe::default() }
+        Reclaim {
+            trigger: Trigger::new(Instant::now()),
+            last: None,
+            vprobe: VProbe::default(),
+            times: Latency::default(),
+        }
     }
 }
 
@@ -101,6 +109,16 @@ impl Reclaim {
         if let Some(why) = why {
             self.trigger.note_round(why, Instant::now());
         }
+    }
+
+    /// Notes how long a reclaim took, by itself or on request.
+    pub fn note_time(&self, report: &ReclaimReport) {
+        self.times.record(Duration::from_nanos(report.duration_ns));
+    }
+
+    /// How long reclaims took.
+    pub fn times(&self) -> &Latency {
+        &self.times
     }
 
     /// Turns automatic reclaim on or off.

@@ -136,8 +136,8 @@ fn counted_of(limit: &LimitStatus, size: &SizeStatus) -> Counted {
 }
 
 fn fault_times(pager: &Pager) -> FaultTimes {
-    let fault = &pager.counters().fault;
-    FaultTimes { p50: fault.percentile_ns(50), p99: fault.percentile_ns(99) }
+    let percentile = |percent| pager.counters().fault_percentile_ns(percent);
+    FaultTimes { p50: percentile(50), p99: percentile(99) }
 }
 
 fn faults(pager: &Pager) -> FaultCounts {

@@ -30,7 +30,7 @@ use super::small_pages::SmallPages;
 use super::status::{self, Knowing};
 use super::tiering::Tiering;
 use super::trust::Trust;
-use super::{detach, member, piloted};
+use super::{detach, member, piloted, times};
 use crate::model::api_error::Answer;
 use crate::model::figures::MISSED_BYTES;
 use crate::support::failpoint;
@@ -182,7 +182,8 @@ impl Worker {
         let piloted = piloted::of(&self.cx, &self.limit);
         match (status::of(&self.knowing(), false), member, piloted) {
             (Ok(status), Ok(member), Ok(piloted)) => {
-                self.publisher.publish(status, member, Some(piloted));
+                let times = times::of(&self.cx, &self.reclaim, &self.hyperalloc);
+                self.publisher.publish(status, member, Some(piloted), Some(times));
             }
             (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => {
                 tracing::debug!("{error}");

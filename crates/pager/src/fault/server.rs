@@ -21,7 +21,7 @@ use crate::fault::server::failure::Failure;
 use crate::fault::server::jobs::Jobs;
 use crate::frames::Frames;
 use crate::frames::words::Served;
-use crate::support::counters::add;
+use crate::support::counters::{FaultKind, add};
 
 /// Most attempts to serve a fault while other threads change the frame's word. After them the fault
 /// is left to come again.
@@ -84,18 +84,17 @@ impl FaultServer {
     }
 
     /// Serves a fault that was read at `began`, leaves it to the refill threads, or leaves a mark
-    /// for the holder of the frame's lock. `true`: it is done.
-    pub(crate) fn serve(&self, fault: Fault, began: Instant, hand: &mut Hand) -> bool {
+    /// for the holder of the frame's lock. Returns what it was if it is done.
+    pub(crate) fn serve(&self, fault: Fault, began: Instant, hand: &mut Hand) -> Option<FaultKind> {
         if !fault.write_protected && self.needs_time(fault) {
             if self.refiller.refill_at_once(fault, &mut hand.in_memory) {
-                return true;
+                return Some(FaultKind::Evicted);
             }
             if self.refill_later(fault, began) {
-                return false;
+                return None;
             }
         }
-        self.serve_on(fault, hand);
-        true
+        Some(self.serve_on(fault, hand))
     }
 
     /// Whether the frame's content is evicted, or the fault may have to wait for room.
@@ -106,23 +105,26 @@ impl FaultServer {
             || self.room.is_over_limit()
     }
 
-    /// Serves a fault on this thread. Reads ahead if the thread has room for pages.
-    pub(crate) fn serve_on(&self, fault: Fault, hand: &mut Hand) {
+    /// Serves a fault on this thread. Reads ahead if the thread has room for pages. Returns what
+    /// the fault was.
+    pub(crate) fn serve_on(&self, fault: Fault, hand: &mut Hand) -> FaultKind {
+        let (counter, mut kind) = match fault.write_protected {
+            true => (&self.frames.counters().metadata, FaultKind::Metadata),
+            false => (&self.frames.counters().missing, FaultKind::Missing),
+        };
         // The kernel reports faults in registered ranges only.
-        let Some(gfn) = self.frames.ram().gpa(fault.address).map(|gpa| gpa.gfn()) else { return };
-        let counter = match fault.write_protected {
-            true => &self.frames.counters().metadata,
-            false => &self.frames.counters().missing,
+        let Some(gfn) = self.frames.ram().gpa(fault.address).map(|gpa| gpa.gfn()) else {
+            return kind;
         };
         add(counter, 1);
         for _ in 0..ATTEMPTS {
-            match self.attempt(gfn, fault, hand) {
-                Ok(Served::Done) => return,
+            match self.attempt(gfn, fault, hand, &mut kind) {
+                Ok(Served::Done) => return kind,
                 Ok(Served::Busy) => std::thread::yield_now(),
                 Err(error) => {
                     if self.fault_failed(gfn, error, hand.pages.is_some()) {
                         add(&self.frames.counters().retried, 1);
-                        return;
+                        return kind;
                     }
                     break;
                 }
@@ -131,9 +133,17 @@ impl FaultServer {
         // No memory, or too many attempts: woken, the guest touches the frame again.
         add(&self.frames.counters().retried, 1);
         self.frames.report("wake", self.frames.wake(FrameRange::new(gfn, 1)));
+        kind
     }
 
-    fn attempt(&self, gfn: Gfn, fault: Fault, hand: &mut Hand) -> io::Result<Served> {
+    /// Makes one attempt. Notes in `kind` whether the frame is evicted.
+    fn attempt(
+        &self,
+        gfn: Gfn,
+        fault: Fault,
+        hand: &mut Hand,
+        kind: &mut FaultKind,
+    ) -> io::Result<Served> {
         match (fault.write_protected, self.frames.ledger().want(gfn)) {
             (_, Want::Marked(_)) => Ok(Served::Done),
             (true, Want::Free(Content::Watch { head, order })) => {
@@ -147,8 +157,12 @@ impl FaultServer {
             // The protection ended before its event was read.
             (true, Want::Free(_)) => self.let_through(gfn),
             (false, Want::Free(content)) => match (content, &mut hand.pages) {
-                (Content::Saved { .. } | Content::OnDisk { .. }, Some(buffer)) => {
-                    self.refiller.refill_ahead(gfn, buffer)
+                (Content::Saved { .. } | Content::OnDisk { .. }, pages) => {
+                    *kind = FaultKind::Evicted;
+                    match pages {
+                        Some(buffer) => self.refiller.refill_ahead(gfn, buffer),
+                        None => self.installer.install_ahead(gfn, content, &mut hand.zeros),
+                    }
                 }
                 (Content::Unplugged, _) => self.installer.serve_unplugged(gfn, fault.write),
                 (Content::Empty { .. }, _) => {

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use ebb_ledger::Content;
 use ebb_units::FrameRange;
@@ -59,11 +60,46 @@ pub struct Counters {
     /// for it. Faults and devices do not count. While the worker has such work done, the count
     /// stands still only if the work does.
     pub worker_batches: AtomicU64,
-    /// Time from the read of a fault's event to the end of the call that resolves it.
-    pub fault: Latency,
+    /// Times of touches of frames without memory. The time of a fault is that from the read of its
+    /// event to the end of the call that resolves it.
+    pub missing_times: Latency,
+    /// The part of `missing_times` that is of evicted frames.
+    pub refill_times: Latency,
+    /// Times of writes to watched metadata, and to other protected frames.
+    pub metadata_times: Latency,
+}
+
+/// What a fault was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum FaultKind {
+    /// A touch of a frame without memory that was not evicted.
+    Missing,
+    /// A touch of an evicted frame.
+    Evicted,
+    /// A write to a protected frame.
+    Metadata,
 }
 
 impl Counters {
+    /// Notes how long a fault took.
+    pub(crate) fn note_time(&self, kind: FaultKind, took: Duration) {
+        match kind {
+            FaultKind::Missing => self.missing_times.record(took),
+            FaultKind::Evicted => {
+                self.missing_times.record(took);
+                self.refill_times.record(took);
+            }
+            FaultKind::Metadata => self.metadata_times.record(took),
+        }
+    }
+
+    /// Returns the time, in ns, that `percent` of all faults did not exceed; `None` before the
+    /// first.
+    pub fn fault_percentile_ns(&self, percent: u64) -> Option<u64> {
+        let all = [&self.missing_times, &self.metadata_times];
+        Latency::percentile_of_all_ns(&all, percent)
+    }
+
     /// Returns the number of empty and evicted frames.
     pub(crate) fn non_resident(&self) -> u64 {
         let counters = [&self.empty_frames, &self.saved_frames, &self.on_disk_frames];

@@ -98,8 +98,8 @@ fn serve_waiting(pager: &Pager, events: &mut Events, hand: &mut Hand) -> io::Res
         let mut any = false;
         for fault in pager.frames().uffd().read(events)? {
             let began = Instant::now();
-            if pager.faults().serve(fault, began, hand) {
-                pager.counters().fault.record(began.elapsed());
+            if let Some(kind) = pager.faults().serve(fault, began, hand) {
+                pager.counters().note_time(kind, began.elapsed());
             }
             any = true;
         }

@@ -73,7 +73,7 @@ fn run(pager: &Pager) {
         } else {
             pager.room().wait_for_room();
         }
-        pager.faults().serve_on(job.fault, &mut hand);
-        pager.counters().fault.record(job.began.elapsed());
+        let kind = pager.faults().serve_on(job.fault, &mut hand);
+        pager.counters().note_time(kind, job.began.elapsed());
     }
 }

@@ -13,7 +13,7 @@ static RESIDENT: Meaning =
 type Gauge = (Meaning, fn(&Usage) -> u64);
 
 /// The figures that only a guest's own kernel knows.
-static USAGES: [Gauge; 7] = [
+static USAGES: [Gauge; 8] = [
     (bytes("guest_memory_total", "Memory that the guest's kernel manages: MemTotal."), |usage| {
         usage.counters.total_bytes
     }),
@@ -30,6 +30,13 @@ static USAGES: [Gauge; 7] = [
         usage.counters.cache_bytes
     }),
     (bytes("guest_memory_free", "Free memory: MemFree."), |usage| usage.counters.free_bytes),
+    (
+        bytes(
+            "guest_memory_available",
+            "Free memory, and page cache that was not used for long: MemFree and Inactive(file).",
+        ),
+        |usage| usage.counters.free_bytes.saturating_add(usage.counters.cold_cache_bytes),
+    ),
     (bytes("guest_memory_reclaimable", "Free memory that Ebb would give back now."), |usage| {
         usage.reclaimable_bytes
     }),

@@ -10,11 +10,17 @@ use crate::host::listing::Listing;
 use crate::host::pilot::Glance;
 use crate::host::registry::Daemon;
 use crate::model::piloted::Piloted;
+use crate::model::times::Times;
 
 static INFO: Meaning = plain("vm_info", "What is known of a VM in words. The value is always 1.");
 static UP: Meaning = plain("vm_up", "Whether Ebb manages the VM, and has recent figures of it.");
 static PARTS: Meaning =
     bytes("vm_memory_part", "Where the VM's memory is. The parts add up to ebb_vm_memory_bytes.");
+
+static SAVED: Meaning = plain(
+    "vm_saved_byte_seconds",
+    "Memory that the VM has and does not take of the host, summed up over time.",
+);
 
 type Gauge = (Meaning, fn(&Known) -> Option<u64>);
 type Counter = (Meaning, fn(&VmStatus) -> u64);
@@ -22,7 +28,7 @@ type Counter = (Meaning, fn(&VmStatus) -> u64);
 type Split = (Meaning, &'static str, &'static [(&'static str, fn(&VmStatus) -> u64)]);
 
 /// The figures of one moment. Those that are not known are left out.
-static GAUGES: [Gauge; 14] = [
+static GAUGES: [Gauge; 12] = [
     (bytes("vm_memory", "The guest's RAM: what the VM began with, and what is plugged."), |vm| {
         Some(vm.status.memory_bytes)
     }),
@@ -59,12 +65,6 @@ static GAUGES: [Gauge; 14] = [
     }),
     (plain("vm_warnings", "Warnings that ebb status shows."), |vm| {
         Some(vm.status.warnings.len() as u64)
-    }),
-    (plain("vm_fault_time_p50_nanoseconds", "Median time from a fault to its answer."), |vm| {
-        vm.status.fault_ns.p50
-    }),
-    (plain("vm_fault_time_p99_nanoseconds", "99 of 100 faults are answered within this."), |vm| {
-        vm.status.fault_ns.p99
     }),
 ];
 
@@ -136,6 +136,8 @@ pub struct Vm {
 struct Known {
     status: Box<VmStatus>,
     piloted: Option<Piloted>,
+    times: Option<Times>,
+    saved_byte_seconds: f64,
 }
 
 impl Vm {
@@ -149,7 +151,12 @@ impl Vm {
                 class: pilot.rule(&name).class.to_string(),
                 state,
                 is_up: state == State::Managed && !seen.is_slow,
-                known: seen.status.map(|status| Known { status, piloted: seen.piloted }),
+                known: seen.status.map(|status| Known {
+                    status,
+                    piloted: seen.piloted,
+                    times: seen.times,
+                    saved_byte_seconds: seen.saved_byte_seconds,
+                }),
                 name,
             }
         };
@@ -161,7 +168,18 @@ impl Vm {
         self.known.as_ref().map(|known| known.status.pid)
     }
 
-    fn label(&self) -> (&'static str, String) {
+    /// Disk space of the swap files of all VMs, as this one saw it last.
+    pub fn all_swap_files_bytes(&self) -> Option<u64> {
+        self.known.as_ref().map(|known| known.status.limit.all_swap_files_bytes)
+    }
+
+    /// How long took what Ebb does for it.
+    pub(super) fn times(&self) -> Option<&Times> {
+        self.known.as_ref()?.times.as_ref()
+    }
+
+    /// Its name, as all figures have it.
+    pub(super) fn label(&self) -> (&'static str, String) {
         ("vm", self.name.to_string())
     }
 }
@@ -202,6 +220,8 @@ pub(super) fn tell(vms: &[Vm], sheet: &mut Sheet<'_>) -> fmt::Result {
         let values = known().filter_map(|(vm, known)| Some(([vm.label()], of(known)? as f64)));
         sheet.gauges(meaning, values)?;
     }
+    let saved = known().map(|(vm, known)| ([vm.label()], known.saved_byte_seconds));
+    sheet.counters(&SAVED, saved)?;
     for (meaning, of) in &COUNTERS {
         sheet.counters(meaning, known().map(|(vm, known)| ([vm.label()], of(&known.status))))?;
     }

@@ -1,10 +1,14 @@
 //! The figures of a daemon whose VMs' processes are stand-ins.
 
+mod deploy;
+
 use ebb_observe::{NotKnown, Observed};
 
 use super::*;
 use crate::host::swap_dir::SwapDir;
 use crate::host::testing;
+use crate::model::figures::VmFigures;
+use crate::model::times::Times;
 
 fn text_of(seen: Snapshot) -> String {
     let mut registry = Registry::with_prefix(PREFIX);
@@ -51,6 +55,64 @@ fn figures_are_those_of_the_status() {
     assert!(text.ends_with("# EOF\n"));
 }
 
+/// Publishes these times of a VM that is called web, and returns all figures.
+fn text_with(times: Times) -> String {
+    let run = tempfile::tempdir().unwrap();
+    let daemon = testing::daemon(run.path(), SwapDir::new(run.path(), None).unwrap());
+    let (status, times) = (testing::status(), Some(times));
+    let figures = VmFigures { number: 1, status, member: None, piloted: None, times };
+    testing::publish_all(&daemon, "web", figures);
+    Metrics::default().text(&daemon).unwrap()
+}
+
+#[test]
+fn times_are_histograms_in_seconds() {
+    let durations = |counts: [u64; 14], sum_ns| Durations { counts: counts.to_vec(), sum_ns };
+    let missing = durations([5, 0, 20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2], 3_000_000_000);
+    let text = text_with(Times {
+        missing: missing.clone(),
+        metadata: durations([0; 14], 0),
+        refill: durations([0; 14], 0),
+        reclaim: missing,
+        install: None,
+    });
+    let of = |name: &str, labels: &str| value(&text, &format!("ebb_vm_{name}{{{labels}}}"));
+    let kind = "vm=\"web\",kind=\"missing\"";
+    for (le, expected) in [
+        ("0.000001024", 5.0),
+        ("0.000004096", 5.0),
+        ("0.000016384", 25.0),
+        ("17.179869184", 25.0),
+        ("+Inf", 27.0),
+    ] {
+        let found = of("fault_duration_seconds_bucket", &format!("le=\"{le}\",{kind}"));
+        assert!((found - expected).abs() < 0.5, "{le}: {text}");
+    }
+    assert!((of("fault_duration_seconds_sum", kind) - 3.0).abs() < 1e-9);
+    assert!((of("fault_duration_seconds_count", kind) - 27.0).abs() < 0.5);
+    assert!((of("reclaim_duration_seconds_count", "vm=\"web\"") - 27.0).abs() < 0.5);
+    assert!(of("refill_duration_seconds_count", "vm=\"web\"").abs() < 0.5);
+    assert!(!text.contains("ebb_vm_install_duration_seconds_count"), "{text}");
+    assert!(text.contains("# TYPE ebb_vm_fault_duration_seconds histogram\n"), "{text}");
+}
+
+#[test]
+fn times_that_cannot_be_true_are_left_out() {
+    let text_of_install = |counts| {
+        let none = || Durations { counts: vec![0; 14], sum_ns: 0 };
+        let install = Some(Durations { counts, sum_ns: u64::MAX });
+        let (missing, metadata, refill, reclaim) = (none(), none(), none(), none());
+        text_with(Times { missing, metadata, refill, reclaim, install })
+    };
+    let is_told = |text: &str| text.contains("_duration_seconds_count{");
+    assert!(is_told(&text_of_install(vec![1; 14])));
+    for counts in [vec![], vec![1; 13], vec![1; 1000], vec![u64::MAX; 14]] {
+        let text = text_of_install(counts);
+        assert!(text.contains("ebb_vm_memory_bytes{"), "the other figures are told: {text}");
+        assert!(!is_told(&text), "{text}");
+    }
+}
+
 #[test]
 fn what_is_not_known_is_left_out() {
     let run = tempfile::tempdir().unwrap();
@@ -74,7 +136,7 @@ fn a_guests_name_breaks_no_line() {
     let run = tempfile::tempdir().unwrap();
     let daemon = testing::daemon(run.path(), SwapDir::new(run.path(), None).unwrap());
     let host = Host::of(&daemon).unwrap();
-    let text = text_of(Snapshot { host, vms: Vec::new(), guests: vec![guest] });
+    let text = text_of(Snapshot { host, swap: None, vms: Vec::new(), guests: vec![guest] });
     let labels = "{guest=\"a_} 7_ebb_host_memory_bytes 1_\",pid=\"17\"}";
     let resident = value(&text, &format!("ebb_guest_memory_resident_bytes{labels}"));
     assert!((resident - 5.0).abs() < 0.5);

@@ -40,8 +40,8 @@ fn serve(daemon: &Daemon, name: &'static str, told: &Told, go: Option<Arc<Notify
     let sizes = Arc::clone(told);
     let compressed = move |Json(size): Json<Option<u64>>| {
         sizes.lock().unwrap().push(format!("{name}: compressed {:?}", size.map(|it| it / MIB)));
-        let (status, member, piloted) = (testing::status(), None, None);
-        async move { Json(VmFigures { number: 0, status, member, piloted }) }
+        let (status, member, piloted, times) = (testing::status(), None, None, None);
+        async move { Json(VmFigures { number: 0, status, member, piloted, times }) }
     };
     let limit = move |Json(limit): Json<Option<u64>>| {
         limits.lock().unwrap().push(format!("{name}: limit {:?}", limit.map(|bytes| bytes / MIB)));
@@ -49,8 +49,8 @@ fn serve(daemon: &Daemon, name: &'static str, told: &Told, go: Option<Arc<Notify
             if let Some(go) = go {
                 go.notified().await;
             }
-            let (status, member, piloted) = (testing::status(), None, None);
-            Json(VmFigures { number: 0, status, member, piloted })
+            let (status, member, piloted, times) = (testing::status(), None, None, None);
+            Json(VmFigures { number: 0, status, member, piloted, times })
         }
     };
     let reclaim = move |Json(request): Json<ebb_api::ReclaimRequest>| {

@@ -38,10 +38,13 @@ impl Worker {
             let (report, ended) =
                 self.hyperalloc.take_soft(&mut self.cx, want_bytes, keep_bytes, work)?;
             self.route(ended);
+            self.reclaim.note_time(&report);
             return Ok(report);
         }
         let pass = self.passes(want_bytes, keep_bytes, which, work)?;
-        Ok(pass.report(want_bytes, began.elapsed()))
+        let report = pass.report(want_bytes, began.elapsed());
+        self.reclaim.note_time(&report);
+        Ok(report)
     }
 
     /// Makes passes over free memory. Repeats a pass in which QEMU did not answer in time.
