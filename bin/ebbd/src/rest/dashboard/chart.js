@@ -72,11 +72,12 @@ export class Chart {
   }
 
   inWords(moment) {
-    return this.all().map(({ name, of }) => `${name} ${this.text(of(moment))}`).join(", ");
+    const told = this.all().filter(({ of }) => of(moment) !== null);
+    return told.map(({ name, of }) => `${name} ${this.text(of(moment))}`).join(", ");
   }
 
   redraw() {
-    this.width = Math.max(this.svg.clientWidth, WIDTH_LEAST);
+    this.width = Math.max(this.svg.getBoundingClientRect().width, WIDTH_LEAST);
     mark(this.svg, "viewBox", `0 0 ${this.width} ${HEIGHT}`);
     this.top = topOf(this.most(), this.base);
     const shapes = this.isStacked
@@ -227,5 +228,6 @@ function topOf(most, base) {
   while (most / unit >= base) {
     unit *= base;
   }
-  return unit * TOPS[base].find((step) => step * unit >= most);
+  // Half of it has a label, too.
+  return Math.max(2, unit * TOPS[base].find((step) => step * unit >= most));
 }

@@ -64,11 +64,11 @@ export class Past {
     Object.assign(this, { spanS, recorded: [], askedMs: -Infinity });
   }
 
-  /** Asks for what is on record, if that was long ago. */
+  /** Asks for what is on record, if that was long ago. Returns whether there is something new. */
   async refresh(nowMs) {
     const again = Math.min(Math.max(this.stepS * 1000, AGAIN_MS.least), AGAIN_MS.most);
     if (this.isAsking || nowMs - this.askedMs < again) {
-      return;
+      return false;
     }
     const { spanS, name } = this;
     const most = name === null ? POINTS_OF_ALL : POINTS_OF_ONE;
@@ -88,6 +88,7 @@ export class Past {
     } finally {
       this.isAsking = false;
     }
+    return true;
   }
 
   /** All that is known, the latest last. */

@@ -2,7 +2,7 @@
 
 import { byId, define, make, mark, say } from "./dom.js";
 import { percent, size } from "./format.js";
-import { Bar, resident } from "./parts.js";
+import { Bar, resident, swatch } from "./parts.js";
 
 const MODES = [
   ["off", "off", "The pilot decides nothing, and takes back what it has set."],
@@ -10,12 +10,21 @@ const MODES = [
   ["on", "on", "The pilot takes memory from VMs by itself, and gives it back."],
 ];
 
+/** The pieces of the host's memory, from left to right, and the mark in them. */
+const PIECES = [
+  ["in-use", "VMs take it"],
+  ["other", "all else takes it"],
+  ["empty", "available"],
+  ["mark", "the reserve begins"],
+];
+
 /** Shows the host. */
 export class HostView {
   /** `setMode` is called with a mode, its name, and what it means. */
   constructor(setMode) {
     this.bar = new Bar("the host's memory");
-    byId("host-bar").append(this.bar.element);
+    const key = PIECES.map(([css, name]) => make("li", {}, swatch(css), name));
+    byId("host-bar").append(this.bar.element, make("ul", { class: "legend" }, ...key));
     this.buttons = MODES.map(([mode, name, meaning]) => {
       const click = () => setMode(mode, name, meaning);
       return { mode, element: make("button", { type: "button", title: meaning, click }, name) };
@@ -40,7 +49,7 @@ export class HostView {
     const pieces = [
       { css: "in-use", bytes: byVms },
       { css: "other", bytes: taken - byVms },
-      { css: "available", bytes: host.available_bytes },
+      { css: "empty", bytes: host.available_bytes },
     ];
     const words = `VMs take ${size(byVms)}, all else ${size(taken - byVms)}, available ` +
       `${size(host.available_bytes)}, reserve ${size(host.reserve_bytes)}`;

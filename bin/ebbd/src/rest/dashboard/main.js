@@ -93,7 +93,7 @@ async function look() {
   const now = known.top.at_unix_ms;
   await known.view?.refresh(now);
   // A long history does not hold up what is now.
-  (known.view?.past ?? past).refresh(now).then(show);
+  (known.view?.past ?? past).refresh(now).then((isNew) => isNew && show());
 }
 
 function show() {
@@ -183,7 +183,7 @@ async function act(done, run) {
   say(byId("done"), "");
   try {
     await run();
-    say(byId("done"), `${capital(done)}.`);
+    say(byId("done"), `${done}.`);
   } catch (error) {
     say(byId("done"), `Not done: ${error.message}.`);
   }
@@ -193,7 +193,7 @@ async function act(done, run) {
 
 async function setMode(mode, name, meaning) {
   if (await confirmed(`Set the pilot to: ${name}?`, meaning)) {
-    await act(`the pilot is set to: ${name}`, () => change("pilot", { mode }));
+    await act(`The pilot is set to: ${name}`, () => change("pilot", { mode }));
   }
 }
 
