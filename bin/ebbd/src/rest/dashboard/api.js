@@ -1,6 +1,6 @@
 // Questions to the daemon, and what it refuses.
 
-/** The daemon that serves this page, also where something before it serves it below another path. */
+/** The daemon that serves this page, also where a proxy serves it below another path. */
 const ROOT = new URL("../v1/", document.baseURI);
 /** Only this tab has the token, and only as long as it is open. */
 const KEY = "ebb.token";

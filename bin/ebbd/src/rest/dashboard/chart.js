@@ -1,5 +1,5 @@
-// Charts of figures over time. Each has its latest figures in words, a cursor that keys and pointers
-// move, and its figures as a table.
+// Charts of figures over time. Each has its latest figures in words, a cursor that keys and
+// pointers move, and its figures as a table.
 
 import { draw, make, mark, say } from "./dom.js";
 import { time, timeOnAxis } from "./format.js";
@@ -16,8 +16,8 @@ const TOPS = {
 };
 
 /**
- * A chart. `series` are stacked areas or lines: `{ css, name, of }`, where `of` gives the figure of a
- * moment, or null. `lines` are drawn over areas. `base` is 1024 for bytes.
+ * A chart. `series` are stacked areas or lines: `{ css, name, of }`, where `of` gives the figure
+ * of a moment, or null. `lines` are drawn over areas. `base` is 1024 for bytes.
  */
 export class Chart {
   constructor({ title, series, lines = [], text, base = 1000, isStacked = false }) {
@@ -65,7 +65,7 @@ export class Chart {
     this.moments = moments.filter(({ at }) => at >= from && at <= to);
     Object.assign(this, { from, to, gapMs });
     const last = this.moments.at(-1);
-    const words = last ? `${time(last.at)}: ${this.inWords(last)}` : "nothing is known of this time";
+    const words = last ? `${time(last.at)}: ${this.inWords(last)}` : "nothing is on record";
     say(this.latest, words);
     mark(this.svg, "aria-label", `${this.title}. ${words}`);
     this.redraw();

@@ -7,7 +7,7 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
-/** Makes an element. An attribute whose value is a function is what listens to events of its name. */
+/** Makes an element. An attribute that is a function listens to the events of its name. */
 export function make(name, attributes = {}, ...children) {
   return furnish(document.createElement(name), attributes, children);
 }

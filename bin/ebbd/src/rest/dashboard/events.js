@@ -63,8 +63,8 @@ export class EventList {
   }
 
   /**
-   * Reads events for ever, and asks again where the daemon has gone. A token that is refused is told
-   * by whoever asks for figures: `isReady` resolves once there is one.
+   * Reads events for ever, and asks again where the daemon has gone. Whoever asks for figures gets
+   * a token: `isReady` resolves once there is one.
    */
   async follow(isReady, onEvent) {
     let wait = WAIT_MS.least;

@@ -41,8 +41,14 @@ const charts = [
 
 /** What is known: `heardMs` is when the daemon has answered last. */
 const known = { role: null, top: null, pilot: null, pilotMs: -Infinity, heardMs: null, view: null };
-let ready = Promise.withResolvers();
+/** Who waits until the daemon knows this page's token, or needs none. */
+const waiting = [];
+let isAdmitted = false;
 let woken = Promise.withResolvers();
+
+function admitted() {
+  return isAdmitted ? Promise.resolve() : new Promise((resolve) => waiting.push(resolve));
+}
 
 /** Has the next question asked now. */
 function wake() {
@@ -81,7 +87,8 @@ async function look() {
   if (known.role === null) {
     known.role = (await ask("whoami")).role;
     allow();
-    ready.resolve();
+    isAdmitted = true;
+    waiting.splice(0).forEach((resolve) => resolve());
   }
   known.top = await ask("top");
   known.heardMs = performance.now();
@@ -91,9 +98,10 @@ async function look() {
     known.pilotMs = known.heardMs;
   }
   const now = known.top.at_unix_ms;
-  await known.view?.refresh(now);
-  // A long history does not hold up what is now.
-  (known.view?.past ?? past).refresh(now).then((isNew) => isNew && show());
+  // Neither a long history nor a VM that is slow to answer holds up what is now.
+  for (const one of known.view ? [known.view, known.view.past] : [past]) {
+    one.refresh(now).then((isNew) => isNew && show());
+  }
 }
 
 function show() {
@@ -135,7 +143,7 @@ function showTrouble(text, wantsToken = false) {
 /** Has somebody give a token. */
 async function getToken(error) {
   known.role = null;
-  ready = Promise.withResolvers();
+  isAdmitted = false;
   const why = token.isKnown()
     ? `${error.message}.`
     : "ebbd answers other machines only if they show a token: one of the file that " +
@@ -198,7 +206,8 @@ async function setMode(mode, name, meaning) {
 }
 
 function hold({ name, hold: isHeld }) {
-  const done = isHeld ? `${name} is no longer held` : `${name} is held: the pilot leaves it as it is`;
+  const held = `${name} is held: the pilot leaves it as it is`;
+  const done = isHeld ? `${name} is no longer held` : held;
   return act(done, () => change(ofVm(name, "rule"), { hold: !isHeld }));
 }
 
@@ -318,7 +327,7 @@ function begin() {
   setInterval(showAge, 1000);
   route();
   run();
-  list.follow(() => ready.promise, ({ type }) => {
+  list.follow(admitted, ({ type }) => {
     if (type === "decision") {
       known.pilotMs = -Infinity;
     }

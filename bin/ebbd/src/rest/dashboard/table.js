@@ -145,7 +145,7 @@ export class Table {
     byId("vms-sum").append(...this.sums, make("td", { role: "cell" }));
   }
 
-  /** Sorts by a column; the second time the other way round, and the third time by trouble again. */
+  /** Sorts by a column; the second time the other way round, the third time by trouble again. */
   sort(column) {
     if (this.by !== column) {
       Object.assign(this, { by: column, isReversed: isNumber(column) });

@@ -1,8 +1,8 @@
 // One VM: where its memory was, its faults, what the pilot does with it, and its controls.
 
-import { Refused, ask, ofVm } from "./api.js";
+import { ask, ofVm } from "./api.js";
 import { Chart } from "./chart.js";
-import { define, make, mark, say } from "./dom.js";
+import { define, make, say } from "./dom.js";
 import { count, nanoseconds, seconds, size } from "./format.js";
 import { Heat } from "./heat.js";
 import { Past } from "./history.js";
@@ -38,6 +38,7 @@ export class VmView {
   /** `actions` has `hold(vm)`, `limit(vm)` and `act(done, change)`. */
   constructor(name, actions) {
     Object.assign(this, { name, vm: null, status: null, times: [], trouble: null });
+    this.isAsking = false;
     this.past = new Past(name);
     const limit = { css: "limit", name: "limit", of: (moment) => moment.limit };
     this.charts = [chartOfParts(`Where the memory of ${name} was`, [limit]), ...chartsOfFaults()];
@@ -68,7 +69,8 @@ export class VmView {
     this.controls = make("div", { class: "controls", hidden: true });
     this.warnings = make("ul", { class: "warnings" });
     this.decisions = make("ol", { class: "events" });
-    this.noDecision = make("p", { class: "quiet" }, "The pilot has decided nothing about it lately.");
+    const nothing = "The pilot has decided nothing about it lately.";
+    this.noDecision = make("p", { class: "quiet" }, nothing);
     const charts = [...this.charts, this.chartOfTimes].map(({ element }) => element);
     this.element = make(
       "div",
@@ -96,8 +98,12 @@ export class VmView {
     this.heat.allow(isAllowed);
   }
 
-  /** Asks for what the table of all VMs does not have. */
+  /** Asks for what the table of all VMs does not have. Returns whether there is something new. */
   async refresh(nowMs) {
+    if (this.isAsking) {
+      return false;
+    }
+    this.isAsking = true;
     try {
       this.status = await ask(ofVm(this.name));
       this.trouble = null;
@@ -106,11 +112,12 @@ export class VmView {
       this.times.splice(0, Math.max(0, this.times.length - TIMES_MOST));
       await this.heat.refresh(nowMs);
     } catch (error) {
-      if (!(error instanceof Refused) || error.wantsToken) {
-        throw error;
-      }
+      // The VM may be gone, or slow. Whoever asks for all VMs finds out about a silent daemon.
       this.trouble = error.message;
+    } finally {
+      this.isAsking = false;
     }
+    return true;
   }
 
   show(top, pilot) {
@@ -120,12 +127,10 @@ export class VmView {
       say(this.about, `${this.name} is not managed now. ${this.trouble ?? ""}`.trim());
     } else {
       const note = trouble(vm)[1];
-      const words = note ? `${note[0].toUpperCase()}${note.slice(1)}.` : "Nothing is wrong with it.";
-      say(this.about, words + (vm.hold ? " The pilot leaves it as it is." : ""));
+      say(this.about, (note ? `Note: ${note}.` : "Nothing is wrong with it.") + (vm.hold ? " The pilot leaves it as it is." : ""));
       this.bar.showParts(vm.parts, vm.memory_bytes);
       this.legend.show(vm.parts);
       say(this.holdButton, vm.hold ? "Unhold" : "Hold");
-      mark(this.holdButton, "aria-pressed", vm.hold);
     }
     past.show(this.charts, top.at_unix_ms);
     this.chartOfTimes.show(this.times, top.at_unix_ms - past.spanS * 1000, top.at_unix_ms, 30_000);
@@ -159,7 +164,8 @@ export class VmView {
     }
     if (status !== null) {
       const { p50, p99 } = status.fault_ns;
-      pairs.push(["faults", `half within ${nanoseconds(p50)}, 99 of 100 within ${nanoseconds(p99)}`]);
+      const times = `half within ${nanoseconds(p50)}, 99 of 100 within ${nanoseconds(p99)}`;
+      pairs.push(["faults", times]);
       pairs.push(["guest", status.guest.kernel ?? "not known"]);
       pairs.push(["reclaimed in all", size(status.reclaimed_total_bytes)]);
       pairs.push(["compressed pages take", size(status.limit.compressed_bytes)]);
