@@ -57,11 +57,12 @@ class Look:
         assert not self.wrong, self.wrong
 
     def picture(self, name: str) -> None:
-        self.page.screenshot(path=self.pictures / f"dashboard-{name}.png")
+        # To hide the caret, Playwright would change styles of the page, which its policy forbids.
+        self.page.screenshot(path=self.pictures / f"dashboard-{name}.png", caret="initial")
 
     def fits(self, width: int) -> None:
         """Nothing is wider than the page: a picture of all of it has its width."""
-        picture = self.page.screenshot(full_page=True)
+        picture = self.page.screenshot(full_page=True, caret="initial")
         found = struct.unpack(">I", picture[16:20])[0]
         assert found == width, f"the page is {found} pixels wide, and the window {width}"
 

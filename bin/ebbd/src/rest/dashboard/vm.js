@@ -127,7 +127,8 @@ export class VmView {
       say(this.about, `${this.name} is not managed now. ${this.trouble ?? ""}`.trim());
     } else {
       const note = trouble(vm)[1];
-      say(this.about, (note ? `Note: ${note}.` : "Nothing is wrong with it.") + (vm.hold ? " The pilot leaves it as it is." : ""));
+      const words = note ? `Note: ${note}.` : "Nothing is wrong with it.";
+      say(this.about, words + (vm.hold ? " The pilot leaves it as it is." : ""));
       this.bar.showParts(vm.parts, vm.memory_bytes);
       this.legend.show(vm.parts);
       say(this.holdButton, vm.hold ? "Unhold" : "Hold");
@@ -141,7 +142,8 @@ export class VmView {
 
   showWarnings() {
     const warnings = this.status?.warnings ?? [];
-    const lines = this.trouble === null ? warnings : [this.trouble, ...warnings];
+    const troubles = [this.trouble, this.past.trouble].filter((trouble) => trouble !== null);
+    const lines = [...troubles, ...warnings];
     const shown = [...this.warnings.children].map((item) => item.textContent);
     if (lines.join("\n") !== shown.join("\n")) {
       this.warnings.replaceChildren(...lines.map((line) => make("li", {}, line)));
