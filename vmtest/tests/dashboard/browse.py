@@ -20,7 +20,7 @@ PATIENCE_MS = 60_000
 PHONE = {"width": 360, "height": 740}
 DESK = {"width": 1280, "height": 900}
 # A browser logs each refusal and each lost connection; the page is about to say the same.
-EXPECTED = re.compile(r"status of (401|422)|ERR_INTERNET_DISCONNECTED")
+EXPECTED = re.compile(r"status of (400|401|422)|ERR_INTERNET_DISCONNECTED")
 
 
 class Look:
