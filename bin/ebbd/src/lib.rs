@@ -40,7 +40,7 @@ use self::host::{history, pilot, pool, pool_keeper, pressure_watch, recovery, re
 use self::model::record::{ForgetBy, MetadataBy, Settings};
 use self::model::site::Site;
 use self::model::{monitoring, task};
-use self::rest::{http, server, tcp};
+use self::rest::{dashboard, http, server, tcp};
 use self::serve::swap_room;
 use self::support::{log, private_socket, privileges};
 use self::system::{calibration, cgroup, confine};
@@ -307,7 +307,8 @@ async fn listen(
             None => Ok(()),
         }
     };
-    tokio::try_join!(http::serve(listener, router.clone(), ended, at_once), serving_others)?;
+    let local = dashboard::beside(router.clone());
+    tokio::try_join!(http::serve(listener, local, ended, at_once), serving_others)?;
     history.abort();
     pilot.abort();
     keeper.abort();

@@ -1,6 +1,7 @@
 //! The REST interface.
 
 pub mod counting;
+pub mod dashboard;
 mod events;
 mod extract;
 pub mod http;

@@ -439,3 +439,9 @@ class Client(Connection):
             request=request,
             query={"job": True},
         )
+
+    def whoami(self) -> WhoAmI:
+        """What the client may do: by its token, or because it asks on the host itself.
+
+        GET /v1/whoami"""
+        return self._call("GET", "/v1/whoami", WhoAmI)

@@ -79,6 +79,7 @@ __all__ = [
     "RefusalFigures",
     "ResizeReport",
     "ResizeRequest",
+    "Role",
     "RuleRequest",
     "RunRequest",
     "SeenBound",
@@ -104,6 +105,7 @@ __all__ = [
     "VmStatus",
     "VmSummary",
     "WarningFigures",
+    "WhoAmI",
 ]
 
 Accelerator = Literal["tcg", "kvm"]
@@ -168,6 +170,9 @@ PilotStage = Literal["ample", "tight", "short", "critical"]
 
 ReclaimWhen = Literal["interval", "pressure"]
 """What begins a round of automatic reclaim."""
+
+Role = Literal["read", "control", "host"]
+"""What a client may ask for."""
 
 SizeMechanism = Literal["hyper_alloc", "balloon", "virtio_mem"]
 """What changes a VM's size."""
@@ -2047,3 +2052,11 @@ class WarningFigures:
 
     warning: str
     """The warning, as the VM's status has it."""
+
+
+@dataclass(kw_only=True)
+class WhoAmI:
+    """What the client may do that asks."""
+
+    role: Role
+    """What it may ask for."""

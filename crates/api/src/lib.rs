@@ -21,6 +21,7 @@ mod pilot;
 mod pool;
 mod report;
 mod request;
+mod role;
 pub mod route;
 mod status;
 mod top;
@@ -61,6 +62,7 @@ pub use request::{
     MEMORY_BYTES_MIN, MIN_ORDER_DEFAULT, MIN_ORDER_LEAST, NODES_MAX, ReclaimRequest, ResizeRequest,
     RunRequest, StatusQuery,
 };
+pub use role::{Role, WhoAmI};
 pub use status::{
     AutoStatus, BalloonStatus, DiskCounts, FaultCounts, FaultTimes, Fragmentation, GuestFigures,
     GuestStatus, KindBytes, LimitStatus, MemoryDeviceStatus, MemoryParts, ORDER_MAX,

@@ -22,6 +22,7 @@ pub fn document_text() -> Result<String, serde_json::Error> {
     modifiers(&Refusals),
     paths(
         v1::version,
+        v1::whoami,
         v1::list,
         v1::run,
         v1::attach,
@@ -65,7 +66,7 @@ mod v1 {
         Job, JobQuery, LimitRequest, LimitStatus, PilotRequest, PilotSight, PilotStatus,
         PoolRequest, PoolStatus, ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest,
         RuleRequest, RunRequest, ShareRequest, StatusQuery, Top, Version, VmStatus, VmSummary,
-        route,
+        WhoAmI, route,
     };
 
     const NO_ROOM: &str = "There is no room for the record; nothing was changed.";
@@ -79,6 +80,10 @@ mod v1 {
     /// The daemon's release, process and run directory.
     #[utoipa::path(get, path = route::VERSION, responses((status = 200, body = Version)))]
     fn version() {}
+
+    /// What the client may do: by its token, or because it asks on the host itself.
+    #[utoipa::path(get, path = route::WHOAMI, responses((status = 200, body = WhoAmI)))]
+    fn whoami() {}
 
     /// All managed VMs.
     #[utoipa::path(get, path = route::VMS, responses((status = 200, body = [VmSummary])))]
@@ -414,6 +419,7 @@ mod tests {
         let document = document();
         for path in [
             route::VERSION,
+            route::WHOAMI,
             route::VMS,
             route::RUN,
             route::ATTACH,

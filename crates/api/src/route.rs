@@ -12,6 +12,8 @@ pub const EXIT_SHORT: u8 = 3;
 
 /// GET: [`crate::Version`].
 pub const VERSION: &str = "/v1/version";
+/// GET: [`crate::WhoAmI`].
+pub const WHOAMI: &str = "/v1/whoami";
 /// GET: a list of [`crate::VmSummary`].
 pub const VMS: &str = "/v1/vms";
 /// POST [`crate::RunRequest`]: [`crate::VmStatus`].

@@ -11,8 +11,8 @@ use axum::routing::{any, get, post, put};
 use axum::{Json, Router};
 use ebb_api::{
     AttachRequest, Calibration, HistoryQuery, JobQuery, PilotRequest, PilotSight, PilotStatus,
-    PoolRequest, PoolStatus, RuleRequest, RunRequest, ShareRequest, Top, Version, VmName,
-    VmSummary, route,
+    PoolRequest, PoolStatus, Role, RuleRequest, RunRequest, ShareRequest, Top, Version, VmName,
+    VmSummary, WhoAmI, route,
 };
 
 use super::events;
@@ -33,6 +33,7 @@ pub fn router(daemon: Daemon) -> Router {
     let vms = [route::RECLAIM, route::AUTO, route::LIMIT, route::SIZE, route::EVICT, route::HEAT];
     let router = Router::new()
         .route(route::VERSION, get(version))
+        .route(route::WHOAMI, get(whoami))
         .route(route::VMS, get(list))
         .route(route::RUN, post(run))
         .route(route::ATTACH, post(attach))
@@ -70,6 +71,12 @@ async fn version(State(daemon): DaemonState) -> Json<Version> {
         pid: std::process::id() as i32,
         run_dir: daemon.site().run_dir.clone(),
     })
+}
+
+/// Tells a client what it may do. The guard before all routes has found out the role of a client that
+/// is on another machine.
+async fn whoami(role: Option<Extension<Role>>) -> Json<WhoAmI> {
+    Json(WhoAmI { role: role.map_or(Role::Host, |Extension(role)| role) })
 }
 
 /// Lists VMs by what they published last. No VM is asked.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::extract::Extension;
 use axum::http::StatusCode;
-use ebb_api::{ErrorCode, Event, EventType, VmChange};
+use ebb_api::{ErrorCode, Event, EventType, Role, VmChange};
 use http_body_util::Full;
 use tokio::time::timeout;
 
@@ -225,6 +225,15 @@ async fn commands_that_are_refused_are_events_and_questions_are_not() {
             "- POST /v1/vms/run bad_request",
         ]
     );
+}
+
+#[tokio::test]
+async fn a_client_is_told_what_it_may_do() {
+    let home = home();
+    let role = async |served: &Served| served.ask("GET /v1/whoami", "").await.1["role"].clone();
+    assert_eq!(role(&home.served).await, "host");
+    let router = router(home.daemon.clone()).layer(Extension(Role::Read));
+    assert_eq!(role(&Served::new(router)).await, "read");
 }
 
 #[tokio::test]

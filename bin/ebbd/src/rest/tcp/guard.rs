@@ -10,11 +10,11 @@ use axum::extract::{Extension, MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use ebb_api::{ApiErrorBody, ErrorCode, route};
+use ebb_api::{ApiErrorBody, ErrorCode, Role, route};
 use http_body_util::LengthLimitError;
 use tokio::time::timeout;
 
-use super::tokens::{Role, Tokens};
+use super::tokens::Tokens;
 use crate::model::api_error::refuse;
 
 /// Largest request. None that is allowed here has more than some hundred bytes.
@@ -56,17 +56,18 @@ pub fn guard(router: Router, tokens: Tokens) -> Router {
 async fn admit(
     State(tokens): State<Arc<Tokens>>,
     Extension(Client(client)): Extension<Client>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let line = match line_of_token(&tokens, &request) {
-        Ok(line) => line,
+    let (role, line) = match shown(&tokens, &request) {
+        Ok(shown) => shown,
         Err(refused) => {
             tracing::warn!("{client}: {}", refused.1);
             return refused.into_response();
         }
     };
+    request.extensions_mut().insert(role);
     let response = match whole(request).await {
         Ok(request) => next.run(request).await,
         Err(refused) => refused.into_response(),
@@ -78,8 +79,8 @@ async fn admit(
     response
 }
 
-/// The line of the token that allows the request.
-fn line_of_token(tokens: &Tokens, request: &Request) -> Result<usize, Refused> {
+/// Role and line of the token that allows the request.
+fn shown(tokens: &Tokens, request: &Request) -> Result<(Role, usize), Refused> {
     let Some(token) = bearer(request.headers()) else {
         return Err(Refused(
             ErrorCode::Unauthorized,
@@ -98,7 +99,7 @@ fn line_of_token(tokens: &Tokens, request: &Request) -> Result<usize, Refused> {
     };
     let forbidden = |why: &str| Err(Refused(ErrorCode::Forbidden, why.into()));
     if is_look(request.method()) {
-        return Ok(line);
+        return Ok((role, line));
     }
     match request.extensions().get::<MatchedPath>().map(MatchedPath::as_str) {
         _ if role == Role::Read => {
@@ -109,7 +110,7 @@ fn line_of_token(tokens: &Tokens, request: &Request) -> Result<usize, Refused> {
             "this is possible only on the host itself, as it names files or processes there: use \
              ebb there",
         ),
-        _ => Ok(line),
+        _ => Ok((role, line)),
     }
 }
 

@@ -21,7 +21,7 @@ use tokio_rustls::TlsAcceptor;
 use super::guard::{Client, guard};
 use super::tokens::Tokens;
 use super::visitors::Visitors;
-use crate::rest::http;
+use crate::rest::{dashboard, http};
 
 /// Time to wait where no connection can be taken, as for want of descriptors.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -100,7 +100,8 @@ impl Listener {
         socket.set_nonblocking(true)?;
         let socket = tokio::net::TcpListener::from_std(socket)?;
         tracing::info!("listening on https://{}", socket.local_addr()?);
-        let (router, visitors) = (guard(router, tokens), Visitors::default());
+        let router = dashboard::beside(guard(router, tokens));
+        let visitors = Visitors::default();
         let (ending, is_ending) = watch::channel(());
         let mut connections = JoinSet::new();
         tokio::pin!(ended);

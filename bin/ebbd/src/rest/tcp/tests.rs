@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::Json;
+use axum::extract::{Extension, Json};
 use axum::http::{HeaderMap, Method, Request, StatusCode, header};
 use axum::routing::{any, get, post};
 use clap::Parser;
-use ebb_api::{ApiErrorBody, route};
+use ebb_api::{ApiErrorBody, Role, route};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper_util::rt::TokioIo;
@@ -153,6 +153,7 @@ fn routes() -> Router {
         .route(route::RUN, post(|| async { "started" }))
         .route(route::ATTACH, post(|| async { "attached" }))
         .route(route::LIMIT, post(|Json(_): Json<serde_json::Value>| async { "{}" }))
+        .route(route::WHOAMI, get(|Extension(role): Extension<Role>| async move { Json(role) }))
 }
 
 #[tokio::test]
@@ -164,6 +165,12 @@ async fn a_token_allows_what_its_role_says() {
         (&get, "/v1/vms", None, 401, "a token is needed"),
         (&get, "/v1/vms", Some("00000000000000000000000000000000"), 401, "not known"),
         (&get, "/v1/nothing", None, 401, "a token is needed"),
+        (&get, "/", None, 307, ""),
+        (&get, "/dashboard/", None, 200, ""),
+        (&get, "/dashboard/main.js", Some("unknown"), 200, ""),
+        (&get, "/dashboard/nothing", None, 404, "there is no path"),
+        (&get, "/dashboard/a/b", None, 401, "a token is needed"),
+        (&post, "/dashboard/", None, 405, "has no method POST"),
         (&get, "/v1/vms", read, 200, ""),
         (&Method::HEAD, "/v1/vms", read, 200, ""),
         (&get, "/v1/vms/web", read, 200, ""),
@@ -187,6 +194,16 @@ async fn a_token_allows_what_its_role_says() {
     }
     let answer = served.ask(request(get, "/v1/vms", None, Bytes::new())).await;
     assert!(answer.headers().contains_key(header::WWW_AUTHENTICATE));
+}
+
+#[tokio::test]
+async fn a_route_knows_the_role_of_the_token() {
+    let served = Served::new(routes(), PATIENT);
+    for (token, role) in [(READ, Role::Read), (CONTROL, Role::Control)] {
+        let asked = request(Method::GET, route::WHOAMI, Some(token), Bytes::new());
+        let body = served.ask(asked).await.into_body().collect().await.expect("a body").to_bytes();
+        assert_eq!(serde_json::from_slice::<Role>(&body).expect("a role"), role);
+    }
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
+use ebb_api::Role;
 use ebb_sys::private_file::{self, PrivateFileError};
 
 /// Least length of a token: 128 random bits as hexadecimal digits.
@@ -18,15 +19,6 @@ const TOKENS_MOST: usize = 1000;
 const FILE_MOST_BYTES: u64 = 1 << 20;
 /// What a token may consist of beside letters and digits (RFC 6750, section 2.1).
 const MARKS: &[u8] = b"-._~+/=";
-
-/// What a token allows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Role {
-    /// To look.
-    Read,
-    /// To look, and to change what other machines may change.
-    Control,
-}
 
 /// Why a file of tokens is not used.
 #[derive(Debug, thiserror::Error)]
