@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use ebb_ledger::Content;
 use ebb_pager::testing::{Machine, Threads, available, page_of, serve, watching};
-use ebb_pager::{LockedHuge, Pager, PagerParts, SoftIommu};
+use ebb_pager::{IoMapping, LockedHuge, Pager, PagerParts, SoftIommu};
 use ebb_units::{FrameRange, Gfn};
 use testkit::require;
 
@@ -112,4 +112,20 @@ fn what_had_its_memory_back_stays() {
     let next = Next::recover(&machine);
     assert!(machine.guest().read(Gfn(9)) == page_of(9));
     assert_eq!(next.pager.ledger().runs().count(), 0);
+}
+
+/// The daemon died after it had unmapped the huge frame and before it recorded that, and the next
+/// one in its recovery: no lock is left.
+#[test]
+fn what_devices_lost_without_a_record_is_theirs_again() {
+    require!(available());
+    let machine = Machine::small();
+    machine.ram.populate(ALL).unwrap();
+    let iommu = Arc::new(SoftIommu::new(&machine.ram));
+    assert!(iommu.unmap(ALL));
+    assert_eq!(iommu.pin(ALL), Err(Gfn(0)));
+    let pager = watching(PagerParts { devices: Box::new(Arc::clone(&iommu)), ..machine.parts() });
+    pager.residency().map_resident().unwrap();
+    iommu.pin(ALL).expect("devices may use it");
+    iommu.unpin(ALL);
 }

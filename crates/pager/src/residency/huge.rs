@@ -1,6 +1,7 @@
 //! Huge frames of a guest whose allocator the host shares. They are punched once the host has
 //! reclaimed them in that allocator, and get memory as a whole when the guest touches one again.
 
+use std::collections::HashSet;
 use std::io;
 
 use ebb_ledger::{Content, Locked};
@@ -224,6 +225,26 @@ impl Residency {
         let wanted = held.unlock(Content::Resident);
         self.frames.after(wanted, frames);
         open
+    }
+
+    /// Has devices reach every huge frame that is resident as a whole. A process may have died after
+    /// it had unmapped one and before it recorded that, and the next one in its recovery: the ledger
+    /// does not show it any more.
+    ///
+    /// # Errors
+    /// As [`crate::IoMapping::map`].
+    pub fn map_resident(&self) -> io::Result<()> {
+        if !self.frames.devices().any() {
+            return Ok(());
+        }
+        let elsewhere = self.frames.ledger().runs();
+        let elsewhere: HashSet<HugeFrame> =
+            elsewhere.map(|(frames, _)| frames.start.huge()).collect();
+        let ram = self.frames.ram();
+        ram.parts(FrameRange::new(Gfn(0), ram.end().0))
+            .flat_map(FrameRange::by_huge)
+            .filter(|frames| !elsewhere.contains(&frames.start.huge()))
+            .try_for_each(|frames| self.frames.devices().map(frames))
     }
 
     /// Makes all hard huge frames soft: nobody shares an allocator with this guest any more.
