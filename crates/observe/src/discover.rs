@@ -64,6 +64,17 @@ pub fn discover() -> io::Result<Vec<Found>> {
     Ok(qemus(|_| true)?.filter_map(|(process, line)| found(&process, &line, &managers)).collect())
 }
 
+/// Finds the QEMUs of root and of libvirt's users, as [`discover`] does. Processes of other users are
+/// not read: whoever owns a process can make a read of its command line wait for ever.
+///
+/// # Errors
+/// As reading `/proc`.
+pub fn discover_of_managers() -> io::Result<Vec<Found>> {
+    let managers = managers_of_host();
+    let is_wanted = |process: &Process| process.user().is_ok_and(|user| managers.contains(&user));
+    Ok(qemus(is_wanted)?.filter_map(|(process, line)| found(&process, &line, &managers)).collect())
+}
+
 /// Finds process and name of each wanted QEMU on this host, in the order of their processes. Does not
 /// look for what stands in the way of managing it. A process that is not wanted is not read.
 ///

@@ -81,7 +81,8 @@ fn start_relay(directory: &Path, node: usize) -> io::Result<Child> {
     handed::admit(&socket)?;
     let path = directory.join(format!("memory{node}.log"));
     let log = std::fs::File::options().append(true).create(true).open(&path)?;
-    Command::new(std::env::current_exe()?)
+    // An upgrade may have replaced the program's file.
+    Command::new("/proc/self/exe")
         .args([relay::COMMAND, "--once", "--device"])
         .arg(device_socket(directory, node))
         .arg("--log")

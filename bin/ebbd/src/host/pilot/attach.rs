@@ -1,12 +1,14 @@
 //! Attaches VMs that somebody else started, if the pilot is told to.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ebb_api::{AttachRequest, VmName};
 use ebb_observe::Found;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use super::record::Left;
 use crate::host::apart::apart;
@@ -16,6 +18,9 @@ use crate::model::task::Work;
 
 /// Interval between two looks at the host's processes.
 const EVERY: Duration = Duration::from_secs(10);
+/// A look at the host's processes that takes longer is said in the log. There is no second one
+/// beside it.
+const LOOK_MOST: Duration = Duration::from_secs(60);
 /// After a failure, a VM is not tried again for this time: the reason is most likely the same.
 const AGAIN: Duration = Duration::from_secs(600);
 
@@ -58,7 +63,19 @@ impl Attacher {
 /// Attaches the first VM that can be managed, is not managed, was not detached and is not among
 /// `failed`. Returns it if that failed.
 async fn attach_next(daemon: Daemon, failed: Vec<Left>) -> Option<Tried> {
-    let found = match apart(ebb_observe::discover).await {
+    let mut looking = pin!(apart(ebb_observe::discover_of_managers));
+    let looked = match timeout(LOOK_MOST, &mut looking).await {
+        Ok(looked) => looked,
+        Err(_) => {
+            tracing::warn!(
+                "the pilot: no VM is attached, since looking for them takes more than {} s: a QEMU of \
+                 root's or of libvirt's does not let its command line be read",
+                LOOK_MOST.as_secs()
+            );
+            looking.await
+        }
+    };
+    let found = match looked {
         Ok(Ok(found)) => found,
         Ok(Err(error)) | Err(error) => {
             tracing::warn!("the pilot: the host's VMs: {error}");

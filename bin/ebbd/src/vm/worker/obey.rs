@@ -24,7 +24,8 @@ impl Worker {
         }
         self.cx.mailbox.note_begin();
         let asks_qemu = match command {
-            Command::Status(..) | Command::Pressure | Command::Ready(_) => false,
+            Command::Status(..) | Command::Heat(_) => false,
+            Command::Pressure | Command::Ready(_) => false,
             Command::HostPressure(PressureNotice { why: None, .. }, _) => false,
             Command::Resize(..) | Command::Size(_) | Command::HostPressure(..) => !self.cx.waits(),
             _ => true,
