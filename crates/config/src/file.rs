@@ -12,7 +12,7 @@ use ebb_api::PilotRequest;
 use ebb_units::Bytes;
 use rustix::fs::OFlags;
 use rustix::process::geteuid;
-use toml_edit::{Document, Item};
+use toml_edit::Document;
 
 use crate::error::{ConfigError, Place};
 use crate::key::{Key, Section};
@@ -38,7 +38,7 @@ pub struct Setting {
     pub key: &'static Key,
     /// Its value.
     pub value: Value,
-    /// Where it stands.
+    /// Where the value stands.
     pub place: Place,
 }
 
@@ -78,10 +78,15 @@ impl File {
             })?;
             for (name, item) in keys.iter() {
                 let span = keys.key(name).and_then(toml_edit::Key::span);
-                let place = Place::of(text, span.clone());
-                let (key, value) = read_key(section, name, item)
-                    .map_err(|why| wrong(item.span().filter(|_| item.is_value()).or(span), &why))?;
-                settings.push(Setting { key, value, place });
+                let key = Key::find(section, name)
+                    .ok_or_else(|| wrong(span.clone(), &unknown(section, name)))?;
+                let value = item
+                    .as_value()
+                    .ok_or_else(|| wrong(span, &format!("{name} is a key, and no section")))?;
+                let span = value.span();
+                let why = |why: String| wrong(span.clone(), &format!("{name}: {why}"));
+                let value = key.kind.read(value).map_err(why)?;
+                settings.push(Setting { key, value, place: Place::of(text, span) });
             }
         }
         Ok(File { path: path.into(), settings })
@@ -158,14 +163,6 @@ fn check_owner(path: &Path, metadata: &Metadata) -> Result<(), ConfigError> {
         () if mode & WRITE_OF_OTHERS != 0 => Err(ConfigError::Mode(path.into(), mode)),
         () => Ok(()),
     }
-}
-
-/// Reads a key of a section.
-fn read_key(section: Section, name: &str, item: &Item) -> Result<(&'static Key, Value), String> {
-    let key = Key::find(section, name).ok_or_else(|| unknown(section, name))?;
-    let value = item.as_value().ok_or_else(|| format!("{name} is a key, and no section"))?;
-    let value = key.kind.read(value).map_err(|why| format!("{name}: {why}"))?;
-    Ok((key, value))
 }
 
 /// What is wrong with a name that is no section's.
