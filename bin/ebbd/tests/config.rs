@@ -9,8 +9,13 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 
 use ebb_api::{PilotMode, PilotStatus, route};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tempfile::TempDir;
+use testkit::require;
+
+fn as_root() -> Result<(), String> {
+    geteuid().is_root().then_some(()).ok_or_else(|| "only root can run ebbd".into())
+}
 
 /// A daemon, killed at the latest when this is dropped.
 struct Daemon {
@@ -104,6 +109,7 @@ fn get(socket: &Path, path: &str) -> String {
 
 #[test]
 fn a_daemon_starts_with_its_file_and_reads_it_again() {
+    require!(as_root());
     let mut daemon = Daemon::start("[pilot]\nmode = \"dry-run\"\nreserve = \"20%\"\n");
     let status = daemon.pilot();
     assert_eq!((status.mode, status.reserve_percent), (PilotMode::DryRun, Some(20)));
@@ -125,6 +131,7 @@ fn a_daemon_starts_with_its_file_and_reads_it_again() {
 
 #[test]
 fn a_daemon_with_a_wrong_file_does_not_start() {
+    require!(as_root());
     let base = tempfile::tempdir().unwrap();
     let file = path_of(&base, "ebb.toml");
     for (text, said) in [
