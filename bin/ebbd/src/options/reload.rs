@@ -18,9 +18,13 @@ use crate::model::api_error::ApiError;
 /// Says in one line what is wrong, and what to do.
 pub fn begin(daemon: &Daemon, source: &Source) -> Result<(), String> {
     let file = source.began();
-    let changed = follow(daemon, file)?;
-    if !changed.is_empty() {
-        tracing::info!("{}: {}", file.path().display(), news(&changed, &[]));
+    let path = file.path().display();
+    match pilot::follow(daemon, &file.pilot()) {
+        Ok(changed) if changed.is_empty() => {}
+        Ok(changed) => tracing::info!("{path}: {}", news(&changed, &[])),
+        Err(error @ ApiError::NotAllowed(_)) => return Err(in_words(file, &error)),
+        // Where the run directory is full, VMs are served all the same.
+        Err(error) => tracing::warn!("{path}: the pilot keeps the settings on record: {error}"),
     }
     Ok(())
 }
@@ -51,20 +55,18 @@ pub(super) fn reload(daemon: &Daemon, source: &Source) -> Result<String, String>
     let Some(file) = source.read().map_err(|error| error.to_string())? else {
         return Err("this daemon has no configuration file: --config names one".into());
     };
-    let changed = follow(daemon, &file)?;
+    let changed = pilot::follow(daemon, &file.pilot()).map_err(|error| in_words(&file, &error))?;
     let news = news(&changed, &source.waiting(&file));
     Ok(format!("{} is read again: {news}", file.path().display()))
 }
 
-/// Takes over what the file says of the pilot. Returns the keys that count now and did not before.
-fn follow(daemon: &Daemon, file: &File) -> Result<Vec<&'static str>, String> {
-    pilot::follow(daemon, &file.pilot()).map_err(|error| {
-        match (file.get(Section::Pilot, "reserve"), &error) {
-            // No other key of the pilot's depends on the host.
-            (Some(reserve), ApiError::NotAllowed(why)) => file.wrong(reserve, why).to_string(),
-            _ => error.to_string(),
-        }
-    })
+/// Why the pilot cannot have the settings of the file, with the place of what is wrong.
+fn in_words(file: &File, error: &ApiError) -> String {
+    match (file.get(Section::Pilot, "reserve"), error) {
+        // No other key of the pilot's depends on the host.
+        (Some(reserve), ApiError::NotAllowed(why)) => file.wrong(reserve, why).to_string(),
+        _ => error.to_string(),
+    }
 }
 
 /// What has changed, and what waits for the next daemon.
