@@ -39,7 +39,7 @@ fn path_of(base: &TempDir, name: &str) -> PathBuf {
 fn command(base: &TempDir) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ebbd"));
     command.arg("--run-dir").arg(path_of(base, "run")).arg("--swap-dir").arg(base.path());
-    command.arg("--config").arg(path_of(base, "ebb.toml"));
+    command.arg("--config").arg(path_of(base, "ebb.toml")).env_remove("EBB_LOG");
     command
 }
 

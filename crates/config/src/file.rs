@@ -80,9 +80,8 @@ impl File {
                 let span = keys.key(name).and_then(toml_edit::Key::span);
                 let key = Key::find(section, name)
                     .ok_or_else(|| wrong(span.clone(), &unknown(section, name)))?;
-                let value = item
-                    .as_value()
-                    .ok_or_else(|| wrong(span, &format!("{name} is a key, and no section")))?;
+                let no_key = format!("{name} is a key, and no section");
+                let value = item.as_value().ok_or_else(|| wrong(span, &no_key))?;
                 let span = value.span();
                 let why = |why: String| wrong(span.clone(), &format!("{name}: {why}"));
                 let value = key.kind.read(value).map_err(why)?;
