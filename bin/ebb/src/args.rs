@@ -1,5 +1,6 @@
 //! The command line. Help, man pages and completions all come from here.
 
+mod config;
 mod events;
 mod jobs;
 mod observe;
@@ -16,6 +17,7 @@ use ebb_api::{
 };
 use ebb_units::Bytes;
 
+pub use self::config::{Config, ConfigCommand};
 pub use self::events::Events;
 pub use self::jobs::{Jobs, JobsCommand};
 pub use self::top::Top;
@@ -27,9 +29,9 @@ pub use observe::Observe;
 /// Elastic memory for VMs: unused memory goes to the host, and comes back on touch
 ///
 /// Sizes are written as 4096, 64K, 512M, 2G or 1.5GiB. All commands but `observe`, `discover`,
-/// `simulate`, `doctor`, `report`, `completions`, `man` and `help` ask the daemon `ebbd`, and start
-/// it if it does not run. Only `run`, `attach`, `pool SIZE`, `calibrate` and `pilot` with a setting
-/// make a run directory.
+/// `simulate`, `config`, `doctor`, `report`, `completions`, `man` and `help` ask the daemon `ebbd`,
+/// and start it if it does not run. Only `run`, `attach`, `pool SIZE`, `calibrate` and `pilot` with
+/// a setting make a run directory.
 #[derive(Parser)]
 #[command(name = "ebb", version, max_term_width = 100)]
 pub struct Args {
@@ -263,6 +265,8 @@ pub enum Command {
     },
     /// Show jobs: long operations in the background, and how far they are
     Jobs(Jobs),
+    /// Check or show the configuration file of this host
+    Config(Config),
     /// Check what this host lacks, what each lack costs, and the remedy
     Doctor {
         /// Fix what is safe to fix, and print each step
@@ -465,6 +469,7 @@ impl Command {
             | Command::Simulate { .. }
             | Command::Observe(_)
             | Command::Discover { .. }
+            | Command::Config(_)
             | Command::Doctor { .. }
             | Command::Report { .. }
             | Command::Completions { .. }

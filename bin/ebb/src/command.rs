@@ -21,7 +21,9 @@ use ebb_policy::pilot::HostRule;
 use ebb_units::Bytes;
 
 use self::long::doing;
-use crate::args::{self, Args, Attach, Auto, Begins, Command, Events, Run, SizeOrOff, Switch, Vm};
+use crate::args::{
+    self, Args, Attach, Auto, Begins, Command, ConfigCommand, Events, Run, SizeOrOff, Switch, Vm,
+};
 use crate::below::Below;
 use crate::interval::Interval;
 use crate::paths::{absolute, absolute_disk, existing_file};
@@ -29,7 +31,8 @@ use crate::progress::{self, Progress};
 use crate::remote::Remote;
 use crate::report::Written;
 use crate::{
-    Outcome, attach, client, daemon, doctor, events, manual, observe, report, show, top, trace,
+    Outcome, attach, client, config, daemon, doctor, events, manual, observe, report, show, top,
+    trace,
 };
 
 /// The pilot looks each second.
@@ -90,6 +93,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         Command::Calibrate { output, background } => host.calibrate(output.json, background)?,
         Command::Evict { vm, bytes, background } => host.evict(&vm, bytes, background)?,
         Command::Jobs(jobs) => host.jobs(&jobs)?,
+        Command::Config(args) => configuration(args.command)?,
         Command::Doctor { fix, output } => return doctor::run(&host.run_dir, fix, output.json),
         Command::Report { file, output } => {
             let written = report::write(&host.run_dir, file, output.json)?;
@@ -99,6 +103,15 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         Command::Man { dir } => manual::write_pages(&dir)?,
     };
     Ok(text.into())
+}
+
+fn configuration(command: ConfigCommand) -> anyhow::Result<String> {
+    match command {
+        ConfigCommand::Check { file } => config::check(file.as_deref()),
+        ConfigCommand::Show { file, output } => {
+            render(&config::settings(file.as_deref())?, output.json, |all| show::config(all))
+        }
+    }
 }
 
 fn pilot_request(

@@ -45,9 +45,10 @@ pub fn pid(run_dir: &Path) -> Option<i32> {
 }
 
 /// Variables that are settings of a daemon: what `docs/cli.md` lists, but for its places.
-const SETTINGS: [&str; 22] = [
+const SETTINGS: [&str; 23] = [
     "EBB_ALLOW_KEYS_ON_DISK",
     "EBB_COMPRESSED",
+    "EBB_CONFIG",
     "EBB_FORGET_BY",
     "EBB_HEAT_PERIOD_S",
     "EBB_HEAT_WINDOWS",

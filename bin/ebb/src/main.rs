@@ -8,6 +8,7 @@ mod below;
 mod client;
 mod clock;
 mod command;
+mod config;
 mod daemon;
 mod detach;
 mod doctor;

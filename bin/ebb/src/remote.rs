@@ -68,7 +68,8 @@ impl Options {
                 "a VM is started or attached only on its own host: use ebb there, without --host \
                  (EBB_HOST)"
             ),
-            Command::Doctor { .. }
+            Command::Config(_)
+            | Command::Doctor { .. }
             | Command::Observe(_)
             | Command::Discover { .. }
             | Command::Report { .. } => {

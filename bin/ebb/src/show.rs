@@ -1,6 +1,7 @@
 //! Answers as people read them: aligned, sizes with units, on one screen.
 
 mod brief;
+mod config;
 mod job;
 mod limit;
 mod list;
@@ -21,6 +22,7 @@ use ebb_units::Bytes;
 use crate::interval::readable;
 
 pub use brief::brief;
+pub use config::config;
 pub use job::{begun, doing, ended, jobs};
 pub use limit::{evicted, limit};
 pub use list::list;

@@ -6,6 +6,7 @@ mod commands;
 mod helpers;
 mod host;
 mod model;
+mod options;
 mod process;
 mod rest;
 mod serve;
@@ -25,7 +26,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
-use clap::Parser;
 use ebb_api::{advice, route};
 use ebb_store::Table;
 use ebb_sys::private_dir;
@@ -37,79 +37,18 @@ use tokio::signal::unix::{SignalKind, signal};
 use self::commands::{disk, memory};
 use self::helpers::{console, injector, relay};
 use self::host::{history, pilot, pool, pool_keeper, pressure_watch, recovery, registry, swap_dir};
-use self::model::record::{ForgetBy, MetadataBy, Settings};
+use self::model::record::Settings;
 use self::model::site::Site;
-use self::model::{monitoring, task};
+use self::model::task;
+use self::options::{Arguments, Source};
 use self::rest::{dashboard, http, server, tcp};
 use self::serve::swap_room;
-use self::support::{log, private_socket, privileges};
-use self::system::{calibration, cgroup, confine};
+use self::support::{log, notify, private_socket, privileges};
+use self::system::{calibration, cgroup};
 use self::vm::tiering;
 
 /// Least compressed memory of a VM: a chunk for each size of compressed pages, and as many again.
 const COMPRESSED_MIN_BYTES: u64 = 1 << 20;
-
-/// Manages VMs, and returns their unused memory to the host.
-///
-/// `ebbd disk --help` and `ebbd memory --help` say how it serves a disk, or memory that can be
-/// plugged, to a QEMU that it does not manage.
-#[derive(Parser)]
-#[command(version)]
-struct Arguments {
-    /// Where the sockets, the records and the keys of swap files are.
-    #[arg(long, env = "EBB_RUN_DIR", default_value = route::RUN_DIR_DEFAULT)]
-    run_dir: PathBuf,
-    /// Where the logs are: this daemon's, and in a directory for each VM its console's and
-    /// QEMU's [default: /var/log/ebb, or the run directory if that is not the default].
-    #[arg(long, env = "EBB_LOG_DIR")]
-    log_dir: Option<PathBuf>,
-    /// Where the content of evicted memory goes, encrypted: a directory on a disk
-    /// [default: /var/lib/ebb, or the run directory if that is not the default].
-    #[arg(long, env = "EBB_SWAP_DIR")]
-    swap_dir: Option<PathBuf>,
-    #[command(flatten)]
-    swap_room: swap_room::SwapRoom,
-    /// Memory of each VM for compressed pages in front of its swap file, as 64M. With a limit, at
-    /// most half of the difference between the limit and the guest's least memory. 0: none.
-    #[arg(long, env = "EBB_COMPRESSED", value_name = "SIZE", default_value = "0")]
-    compressed: Bytes,
-    /// Also refill frames that the guest has freed since their eviction: slower, for comparison.
-    #[arg(long, env = "EBB_READ_FREED")]
-    read_freed: bool,
-    /// The most memory of a VM that moves between NUMA nodes each second, as 256M. 0: no limit.
-    #[arg(long, env = "EBB_MOVE_RATE", value_name = "SIZE", default_value = "1G")]
-    move_rate: Bytes,
-    #[command(flatten)]
-    monitoring: monitoring::MonitoringSettings,
-    /// How QEMU's page table is emptied to see which memory is used.
-    #[arg(long, env = "EBB_FORGET_BY", value_enum, default_value_t)]
-    forget_by: ForgetBy,
-    /// How a guest's page metadata may become known.
-    #[arg(long, env = "EBB_METADATA_BY", value_enum, default_value_t)]
-    metadata_by: MetadataBy,
-    /// For `ebb auto --when pressure`: the host is short of memory if its tasks wait for memory
-    /// (PSI) in this share of the time, in percent. 0: PSI is not looked at.
-    #[arg(long, env = "EBB_PRESSURE_STALL", value_name = "PERCENT", default_value_t = 15)]
-    #[arg(value_parser = clap::value_parser!(u32).range(0..=100))]
-    pressure_stall: u32,
-    /// The user that QEMUs run as, unless `ebb run --user` names one: a name, a number, UID:GID,
-    /// or `own` for one that no other process has.
-    #[arg(long, env = "EBB_VM_USER", value_name = "USER", default_value = "own", value_parser = user)]
-    vm_user: String,
-    /// Manage VMs even if the run directory is on a disk, so that the keys of swap files are too.
-    #[arg(long, env = "EBB_ALLOW_KEYS_ON_DISK")]
-    allow_keys_on_disk: bool,
-    #[command(flatten)]
-    tcp: tcp::Options,
-    /// Leave the session of the parent process.
-    #[arg(long)]
-    background: bool,
-}
-
-/// Checks that the user exists. The name is resolved again for each VM.
-fn user(text: &str) -> Result<String, String> {
-    text.parse::<confine::VmUser>().map(|_| text.to_owned())
-}
 
 /// The daemon's program.
 pub fn main() {
@@ -146,7 +85,10 @@ fn run() -> anyhow::Result<()> {
         Some(console::COMMAND) => console::main(std::env::args().skip(2)),
         Some(relay::COMMAND) => relay::main(std::env::args().skip(2)),
         Some(task::COMMAND) => process::main(),
-        _ => serve(&Arguments::parse()),
+        _ => {
+            let (arguments, source) = options::read()?;
+            serve(&arguments, source)
+        }
     }
 }
 
@@ -174,7 +116,7 @@ fn how_to_end(pid: &Option<i32>) -> String {
     pid.map(|pid| format!(": {}, or name another directory", advice::end(pid))).unwrap_or_default()
 }
 
-fn serve(arguments: &Arguments) -> anyhow::Result<()> {
+fn serve(arguments: &Arguments, source: Source) -> anyhow::Result<()> {
     if arguments.background {
         // Fails where this process already leads a group, that is, where it has left the session.
         let _ = rustix::process::setsid();
@@ -216,13 +158,14 @@ fn serve(arguments: &Arguments) -> anyhow::Result<()> {
         table: table(&run_dir),
     };
     let daemon = registry::Daemon::new(site, swap_dir, shared, arguments.allow_keys_on_disk);
+    options::begin(&daemon, &source).map_err(anyhow::Error::msg)?;
     cgroup::clear_left(true);
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let ended = runtime.block_on(async {
         recovery::recover_all(&daemon).context("recovering the VMs of the earlier daemon")?;
         let stall_percent = Some(arguments.pressure_stall).filter(|&percent| percent > 0);
-        listen(daemon, &run_dir, remote, stall_percent).await
+        listen(daemon, &run_dir, remote, stall_percent, source).await
     });
     // Does not wait for requests to a VM's process: that process goes on.
     runtime.shutdown_background();
@@ -280,6 +223,7 @@ async fn listen(
     run_dir: &Path,
     remote: Option<tcp::Listener>,
     stall_percent: Option<u32>,
+    source: Source,
 ) -> anyhow::Result<()> {
     let path = run_dir.join(route::SOCKET_FILE);
     // This process has the lock, so nobody listens there.
@@ -293,7 +237,9 @@ async fn listen(
         ended.await;
         events.close();
     };
+    let reloading = tokio::spawn(options::keep(daemon.clone(), source)?);
     tracing::info!("listening on {}", path.display());
+    notify::ready();
     let keeper = tokio::spawn(pool_keeper::keep(daemon.clone()));
     let watcher = tokio::spawn(pressure_watch::watch(daemon.clone(), stall_percent));
     let pilot = tokio::spawn(pilot::keep(daemon.clone(), stall_percent));
@@ -309,6 +255,7 @@ async fn listen(
     };
     let local = dashboard::beside(router.clone());
     tokio::try_join!(http::serve(listener, local, ended, at_once), serving_others)?;
+    reloading.abort();
     history.abort();
     pilot.abort();
     keeper.abort();

@@ -6,6 +6,7 @@ pub mod frame_set;
 pub mod life;
 pub mod log;
 pub mod nanoseconds;
+pub mod notify;
 pub mod open_files;
 pub mod private_socket;
 pub mod privileges;

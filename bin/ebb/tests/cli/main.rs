@@ -1,5 +1,6 @@
 //! The program as a user meets it: exit codes, one clear line, and nothing changed on bad input.
 
+mod config;
 mod daemon;
 mod doctor;
 mod events;

@@ -66,6 +66,7 @@ fn bad_usage_is_one_line_and_exit_2() {
         ("top --at soon", "write it as 14:05"),
         ("top --control --once", "cannot be used with '--once'"),
         ("top --control --at 14:05", "cannot be used with '--at <TIME>'"),
+        ("config chekc", "unrecognized subcommand 'chekc'"),
         ("statsu web", "a similar subcommand exists: 'status'"),
         ("foo", "unrecognized subcommand 'foo': ebb help shows all"),
     ] {

@@ -28,7 +28,7 @@ use super::registry::Daemon;
 use crate::system::host_memory::HostReader;
 
 pub use self::record::{PilotRecord, on_record};
-pub use self::status::{Glance, last_sight, rule, set, status};
+pub use self::status::{Glance, follow, last_sight, rule, set, status};
 
 /// Interval between two looks.
 const EVERY: Duration = Duration::from_secs(1);

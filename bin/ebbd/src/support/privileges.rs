@@ -195,6 +195,8 @@ fn filter(role: Role) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -218,6 +220,17 @@ mod tests {
         setrlimit(Resource::Nofile, Rlimit { current: less, ..before }).unwrap();
         assert_eq!(raise_descriptors(), before.maximum);
         setrlimit(Resource::Nofile, before).unwrap();
+    }
+
+    /// A daemon that systemd starts must have all of them, and need not have more.
+    #[test]
+    fn the_unit_of_systemd_leaves_the_daemon_what_it_needs() {
+        let unit = include_str!("../../../../deploy/systemd/ebbd.service");
+        let sets = unit.lines().filter_map(|line| line.strip_prefix("CapabilityBoundingSet="));
+        let left: BTreeSet<String> = sets.flat_map(str::split_whitespace).map(Into::into).collect();
+        let kept: CapabilitySet = DAEMON.into_iter().collect();
+        let kept = kept.iter_names().map(|(name, _)| format!("CAP_{name}"));
+        assert_eq!(left, kept.collect::<BTreeSet<_>>());
     }
 
     #[test]

@@ -48,6 +48,9 @@ pub(super) struct Settings {
     /// VMs that were detached, and so are not attached again by the pilot.
     #[serde(default)]
     pub left: Vec<Left>,
+    /// What the configuration file said when it was last read.
+    #[serde(default)]
+    pub file: PilotRequest,
 }
 
 /// A VM that is left alone: its process, by number and start time.
@@ -176,6 +179,35 @@ impl Settings {
         self.stall_percent = stall_percent.or(self.stall_percent);
         let quota = |bytes| Some(bytes).filter(|bytes| *bytes > 0);
         self.swap_max_bytes = swap_max_bytes.map_or(self.swap_max_bytes, quota);
+    }
+
+    /// Takes over what the configuration file says, as far as it says something else than when it was
+    /// last read. What it no longer says is as it was at first. Returns the keys that have changed.
+    pub fn follow(&mut self, file: &PilotRequest) -> Vec<&'static str> {
+        let before = std::mem::replace(&mut self.file, *file);
+        let mut changed = Vec::new();
+        if file.mode != before.mode {
+            self.mode = file.mode.unwrap_or_default();
+            changed.push("mode");
+        }
+        let reserve = |said: &PilotRequest| (said.reserve_percent, said.reserve_bytes);
+        if reserve(file) != reserve(&before) {
+            (self.reserve_percent, self.reserve_bytes) = reserve(file);
+            changed.push("reserve");
+        }
+        if file.attach != before.attach {
+            self.attach = file.attach.unwrap_or_default();
+            changed.push("attach");
+        }
+        if file.stall_percent != before.stall_percent {
+            self.stall_percent = file.stall_percent;
+            changed.push("stall");
+        }
+        if file.swap_max_bytes != before.swap_max_bytes {
+            self.swap_max_bytes = file.swap_max_bytes.filter(|bytes| *bytes > 0);
+            changed.push("swap-max");
+        }
+        changed
     }
 
     /// Sets the rule of a VM. If there are many rules, those of VMs that do not exist are dropped.

@@ -36,6 +36,25 @@ pub fn set(daemon: &Daemon, request: &PilotRequest) -> Answer<PilotStatus> {
     Ok(status(daemon))
 }
 
+/// Takes over what the configuration file says of the pilot, as far as it says something else than
+/// when it was last read: what clients have set meanwhile stays. Returns the keys that have changed.
+///
+/// # Errors
+/// `NotAllowed`: the reserve leaves too little of this host. The record cannot be written.
+pub fn follow(daemon: &Daemon, file: &PilotRequest) -> Answer<Vec<&'static str>> {
+    file.reserve_bytes.map_or(Ok(()), leaves_enough)?;
+    let mut changed = Vec::new();
+    // A file that says nothing new writes nothing: the run directory may be full.
+    if daemon.pilot_record().settings().file != *file {
+        let follow = |settings: &mut Settings| {
+            changed = settings.follow(file);
+            Ok(())
+        };
+        daemon.pilot_record().change(follow, unsaved("the pilot's record"))?;
+    }
+    Ok(changed)
+}
+
 /// Checks that a reserve leaves something of the host, and of each control group around the VMs.
 fn leaves_enough(reserve_bytes: u64) -> Answer<()> {
     match host_memory::totals().into_iter().find(|(_, bytes)| reserve_bytes > bytes / 10 * 9) {
