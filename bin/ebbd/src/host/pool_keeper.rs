@@ -133,9 +133,15 @@ pub async fn share(daemon: &Daemon, name: &VmName, request: ShareRequest) -> Ans
         upper_percent: request.upper_percent.unwrap_or(UPPER_PERCENT_DEFAULT),
     });
     let coming = share.map(|share| Coming::new(daemon, name, share)).transpose()?;
-    let reply = tell(daemon, name, POOL_SHARE, &share).await?;
-    // The status is to show the share that the VM has now.
-    drop(coming);
+    // It stays reserved until the VM has answered, even if the client no longer waits for that.
+    let (its, of) = (daemon.clone(), name.clone());
+    let telling = tokio::spawn(async move {
+        let reply = tell(&its, &of, POOL_SHARE, &share).await;
+        // The status is to show the share that the VM has now.
+        drop(coming);
+        reply
+    });
+    let reply = telling.await.map_err(failed("the pool"))??;
     match reply.status.is_success() {
         true => status(daemon).map(|status| axum::Json(status).into_response()),
         false => Ok(reply.into_response()),

@@ -292,15 +292,19 @@ impl VmContext {
     /// Stops a guest that runs. It goes on once the worker finds nothing against it, even if only
     /// the next process brings that about.
     pub fn stop_guest(&mut self) {
-        let Some(qmp) = self.qmp.socket() else { return };
-        let state = qmp.execute("query-status", json!({}));
-        if !state.is_ok_and(|state| state.get("running").is_some_and(|runs| runs == true)) {
+        if self.guest_state().as_deref() != Some("running") {
             return;
         }
         self.record.note(|record| record.begin = true);
         if let Err(error) = self.command_guest("stop") {
             tracing::error!("it was not stopped: {error}");
         }
+    }
+
+    /// The guest's state in QEMU's words (`RunState`); none: QEMU does not tell.
+    pub fn guest_state(&mut self) -> Option<String> {
+        let state = self.qmp.socket()?.execute("query-status", json!({})).ok()?;
+        state.get("status")?.as_str().map(str::to_owned)
     }
 
     /// Has QEMU execute `command`, which stops the guest or lets it go on.

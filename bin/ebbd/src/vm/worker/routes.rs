@@ -101,6 +101,15 @@ impl Worker {
         if !self.cx.qmp.is_connected() {
             return;
         }
+        match self.cx.guest_state().as_deref() {
+            Some("paused" | "prelaunch") => {}
+            // It goes on already; or it has left for another host, and must not run on both.
+            Some("running" | "postmigrate") => {
+                return self.cx.record.note(|record| record.begin = false);
+            }
+            // It is on its way to another state, or QEMU does not tell. The next tick asks again.
+            _ => return,
+        }
         match self.cx.command_guest("cont") {
             Ok(()) => self.cx.record.note(|record| record.begin = false),
             Err(error) => tracing::error!("its guest does not go on: {error}"),
