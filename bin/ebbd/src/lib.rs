@@ -50,6 +50,10 @@ use self::vm::tiering;
 /// Least compressed memory of a VM: a chunk for each size of compressed pages, and as many again.
 const COMPRESSED_MIN_BYTES: u64 = 1 << 20;
 
+/// Each VM that is being recovered has a thread that waits for its process, however long that takes.
+/// Other VMs, and all requests, must find one as well. A thread is made only when it is needed.
+const WAITING_THREADS_MOST: usize = 8192;
+
 /// The daemon's program.
 pub fn main() {
     let result = privileges::close_up().map_err(Into::into).and_then(|()| run());
@@ -160,8 +164,11 @@ fn serve(arguments: &Arguments, source: Source) -> anyhow::Result<()> {
     let daemon = registry::Daemon::new(site, swap_dir, shared, arguments.allow_keys_on_disk);
     options::begin(&daemon, &source).map_err(anyhow::Error::msg)?;
     cgroup::clear_left(true);
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .max_blocking_threads(WAITING_THREADS_MOST)
+        .enable_all()
+        .build()?;
     let ended = runtime.block_on(async {
         recovery::recover_all(&daemon).context("recovering the VMs of the earlier daemon")?;
         let stall_percent = Some(arguments.pressure_stall).filter(|&percent| percent > 0);
