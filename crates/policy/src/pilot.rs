@@ -78,8 +78,8 @@ impl Pilot {
         round.decisions
     }
 
-    /// Looks between two seconds, because a VM misses memory: such VMs are relieved, guests get what
-    /// they may need of what they have unplugged, and nothing else is done. It takes what
+    /// Looks between two seconds, because a VM misses memory: such VMs are relieved, guests get
+    /// back what they may need of what they have unplugged, and nothing else is done. It takes what
     /// [`Pilot::look`] takes.
     pub fn relieve<'a>(
         &mut self,

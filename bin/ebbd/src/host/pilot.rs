@@ -17,9 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ebb_api::{DecisionFigures, PilotAction, PilotMode, PilotSight, VmName};
-use ebb_policy::pilot::{
-    Action, Decision, HostSight, Pilot, PluggedSight, Stage, VmRule, VmSight,
-};
+use ebb_policy::pilot::{Action, Decision, HostSight, Pilot, PluggedSight, Stage, VmRule, VmSight};
 use ebb_policy::pressure::HostMemory;
 use ebb_units::Bytes;
 use tokio::sync::Notify;

@@ -36,12 +36,7 @@ pub(super) struct Act {
 impl Act {
     /// Takes back what the pilot has set, because it is off: one thing at a time. What its guest
     /// has unplugged comes first, unless it `refuses` that. None: there is nothing.
-    pub fn lift(
-        state: &PilotState,
-        vm: &VmName,
-        piloted: &Piloted,
-        refuses: bool,
-    ) -> Option<Act> {
+    pub fn lift(state: &PilotState, vm: &VmName, piloted: &Piloted, refuses: bool) -> Option<Act> {
         let plugged = piloted.plugged.filter(|it| it.unplugged_bytes() > 0 && !refuses);
         let compressed = piloted.compressed.filter(|compressed| compressed.is_piloted);
         let action = match (plugged, piloted.limit_bytes, compressed) {
@@ -196,12 +191,7 @@ async fn reclaim(daemon: &Daemon, name: &VmName, bytes: u64) -> Answer<Outcome> 
 }
 
 /// Sets something that the VM's process has on record.
-async fn set(
-    daemon: &Daemon,
-    name: &VmName,
-    uri: &str,
-    what: &impl Serialize,
-) -> Answer<Outcome> {
+async fn set(daemon: &Daemon, name: &VmName, uri: &str, what: &impl Serialize) -> Answer<Outcome> {
     let reply = send(daemon, name, (Method::PUT, uri), what).await?;
     let figures = reply.read::<VmFigures>().map_err(failed("the VM's figures"))?;
     if daemon.listed(name).is_some_and(|listing| listing.publish(figures)) {

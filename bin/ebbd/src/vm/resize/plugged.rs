@@ -112,7 +112,7 @@ impl Resize {
         }
         let since_s = now_s().saturating_sub(FIGURES_AGE_S);
         let figures = cx.capabilities.as_ref().and_then(|found| found.figures(since_s));
-        if !figures.is_some_and(|figures| figures.is_pressed()) {
+        if figures.is_none_or(|figures| !figures.is_pressed()) {
             return;
         }
         match self.plug_again(cx) {
@@ -181,7 +181,7 @@ fn parts(cx: &VmContext) -> Vec<Part> {
         let (gpa, device) = (plugger.address().0, plugger.device());
         let record = cx.record.piloted_devices.iter().find(|record| record.gpa == gpa);
         let (asked_bytes, full_bytes) = match record {
-            Some(record) => (record.asked_bytes, record.full_bytes),
+            Some(record) => (record.asked_bytes, record.full_bytes.min(device.max_bytes)),
             None => (device.requested_bytes, device.requested_bytes),
         };
         Part { gpa, device, asked_bytes, full_bytes }

@@ -27,7 +27,7 @@ fn plugged(name: &str, unplugged_mib: u64, available_mib: u64) -> VmSight {
 }
 
 /// The VM with other plugged memory.
-fn with(vm: &VmSight, change: impl FnOnce(&mut PluggedSight)) -> VmSight {
+fn with(vm: &VmSight, change: impl FnMut(&mut PluggedSight)) -> VmSight {
     let mut vm = vm.clone();
     vm.plugged.iter_mut().for_each(change);
     vm
