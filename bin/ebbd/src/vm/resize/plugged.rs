@@ -4,6 +4,9 @@
 //! size later has it from then on. The record says what the pilot has asked of which device, and
 //! what was to be plugged before, so that each device gets its own back.
 
+#[cfg(test)]
+mod tests;
+
 use ebb_policy::resize::{DevicePart, Driver, spread};
 
 use super::Resize;
