@@ -193,6 +193,94 @@ fn nothing_in_use_is_taken_while_the_swap_files_are_full() {
     assert_eq!(vm.guest("check kept"), "0");
 }
 
+/// A guest from which nothing can be taken but what it unplugs: Ebb does not read its page metadata,
+/// and an operator has set its limit. It has 1 GiB plugged. Nearly all of its memory is free, and
+/// resident.
+fn run_unreached(host: &Host) -> Vm {
+    host.set("EBB_METADATA_BY", "registration");
+    let guest = Guest::debian("6.1-cloud").memory("512M").cpus(1).grow_to("2G");
+    let vm = host.run(guest.append("memhp_default_state=online_movable"));
+    vm.ebb("resize 1536M").ok_or_short();
+    until("plugged memory", || (plugged_mib(&vm) == 1024).then_some(()));
+    vm.ebb("resize off").ok();
+    until("the guest to use it", || (vm.meminfo()["MemTotal"] > 1400 * MIB).then_some(()));
+    vm.ebb("limit 1530M").ok();
+    vm.guest("fill freed 1200M");
+    vm.guest("free freed");
+    vm
+}
+
+fn plugged_mib(vm: &Vm) -> u64 {
+    vm.status().size.plugged_bytes / MIB
+}
+
+/// What the pilot has had guests unplug, as it knows it.
+fn unplugged_bytes(host: &Host) -> u64 {
+    pilot(host).vms.iter().map(|vm| vm.unplugged_bytes).sum()
+}
+
+/// Waits until a short host has had the guest unplug something.
+fn wait_unplugged(host: &Host, vm: &Vm) {
+    host.ebb(&format!("pilot on --reserve {MOST}")).ok();
+    wait_done(host, "plugged memory 1 GiB -> ", ", and no limit takes that; the host is ");
+    until("less plugged memory", || (plugged_mib(vm) <= 900).then_some(()));
+}
+
+#[test]
+fn what_no_limit_reaches_is_unplugged_and_comes_back_when_the_pilot_is_turned_off() {
+    let host = host();
+    let vm = run_unreached(&host);
+    let before = vm.host_bytes();
+    let ballast = ballast();
+    require!(ballast.as_ref());
+    wait_unplugged(&host, &vm);
+    assert!(vm.host_bytes() + 64 * MIB < before, "the host has it back");
+    let text = host.ebb("pilot").ok();
+    assert!(text.contains(" for the pilot\n"), "{text}");
+
+    // The next processes know what is to be given back.
+    host.kill9();
+    host.start();
+    until("the VM's figures", || (unplugged_bytes(&host) > 0).then_some(()));
+    assert!(plugged_mib(&vm) < 1024);
+    host.ebb("pilot off").ok();
+    until("all of its memory", || (plugged_mib(&vm) == 1024).then_some(()));
+    until("nothing to give back", || (unplugged_bytes(&host) == 0).then_some(()));
+    drop(ballast);
+    vm.guest("fill kept 1200M");
+    assert_eq!(vm.guest("check kept"), "0");
+}
+
+#[test]
+fn a_guest_has_back_what_it_needs_and_an_operators_size_is_left_alone() {
+    let host = host();
+    let vm = run_unreached(&host);
+    let ballast = ballast();
+    require!(ballast.as_ref());
+    wait_unplugged(&host, &vm);
+    drop(ballast);
+    // A tight host has nobody unplug more, and gives nothing back without need.
+    host.ebb(&format!("pilot --reserve {}", tight())).ok();
+    until("a better stage", || {
+        (pilot(&host).stage == Some(ebb_api::PilotStage::Tight)).then_some(())
+    });
+    let before = plugged_mib(&vm);
+    assert!(before < 1024, "nothing came back");
+    vm.guest(&format!("fill kept {}M", vm.meminfo()["MemAvailable"] / MIB - 45));
+    until("more plugged memory", || (plugged_mib(&vm) > before).then_some(()));
+    assert_eq!(vm.guest("check kept"), "0");
+    vm.guest("free kept");
+
+    vm.ebb("resize 1400M").ok_or_short();
+    until("the operator's size", || (plugged_mib(&vm) == 888).then_some(()));
+    until("the pilot to hear of it", || (unplugged_bytes(&host) == 0).then_some(()));
+    host.ebb("pilot off").ok();
+    until("the pilot to be off", || pilot(&host).stage.is_none().then_some(()));
+    let size = vm.status().size;
+    let requested: u64 = size.devices.iter().map(|device| device.requested_bytes).sum();
+    assert_eq!((size.plugged_bytes, requested), (888 * MIB, 888 * MIB), "{size:?}");
+}
+
 #[test]
 fn the_pilot_outlives_all_processes() {
     let host = host();
