@@ -4,7 +4,7 @@
 //! ```text
 //! host memory --> Stage --+
 //!                         |    free -> cold -> compressed -> warm      (take: `ladder`)
-//!                         |    what no limit reaches is unplugged      (take: `plugged`)
+//!                         |    what nothing else takes is unplugged    (take: `plugged`)
 //! VMs as seen -> state ---+--> relief of a VM that misses its memory   (`state`)
 //!                         |    limits go up again                      (give: `ladder`)
 //!                         |    what was unplugged is plugged again     (give: `plugged`)
@@ -65,14 +65,16 @@ impl Pilot {
         round.bound_all(vms, &mut self.vms);
         round.relieve_all(vms, &mut self.vms);
         self.given = round.given();
+        round.reclaim(vms, &mut self.vms);
         match self.stage.stage() {
             Stage::Ample => {
                 round.plug_again(vms, &mut self.vms);
                 round.give(vms, &mut self.vms);
             }
             _ => {
+                round.unplug_unseen(vms, &mut self.vms);
                 round.take(vms, &mut self.vms);
-                round.unplug(vms, &mut self.vms);
+                round.unplug_last(vms, &mut self.vms);
             }
         }
         round.decisions

@@ -3,12 +3,13 @@
 //! | rung | what is taken | from whom |
 //! |---|---|---|
 //! | free | free memory of guests | all |
+//! | unseen | what guests can unplug | those of which Ebb does not see what is free |
 //! | cold | what a VM does not work with | batch VMs first, then normal, then latency |
 //! | disk | compressed pages, which go to the swap file | as cold, while the host is short |
 //! | warm | what a VM works with | batch VMs, while the host's stage is critical |
 //! | last | what a VM works with | normal VMs, then latency, while the host's stage is critical |
 //! | probe | a little of what it seems to work with, while nobody has cold memory | as cold |
-//! | plugged | what guests can unplug | those that no limit reaches, while the host is short |
+//! | last of all | what guests can unplug | those that no limit reaches, while the host is short |
 //!
 //! What a VM works with is known only roughly. A probe finds out: if the VM misses the memory, it
 //! is relieved, and its limit rests longer each time.
@@ -165,9 +166,8 @@ impl<'a> Round<'a> {
         self.raise((vm, state), limit.saturating_add(bytes), why);
     }
 
-    /// Takes from VMs what the host lacks.
+    /// Takes from VMs what the host lacks beside free memory.
     pub fn take(&mut self, vms: &[VmSight], states: &mut States) {
-        self.reclaim(vms, states);
         if self.is_full {
             return;
         }
@@ -192,9 +192,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Gives VMs what the host has too much. Takes only free memory beyond what guests keep.
+    /// Gives VMs what the host has too much.
     pub fn give(&mut self, vms: &[VmSight], states: &mut States) {
-        self.reclaim(vms, states);
         let mut left = self.budget.to_give();
         for class in HIGHEST_FIRST {
             for vm in poorest_first(vms, class) {
@@ -225,8 +224,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Reclaims free memory.
-    fn reclaim(&mut self, vms: &[VmSight], states: &mut States) {
+    /// Reclaims free memory. While the host has enough, only what is beyond what guests keep.
+    pub fn reclaim(&mut self, vms: &[VmSight], states: &mut States) {
         for vm in vms.iter().filter(|vm| vm.may_reclaim && !vm.rule.is_held) {
             let kept = match (self.stage, vm.rule.class.kept_part()) {
                 (Stage::Ample, Some(part)) => vm.memory_bytes / part,

@@ -1,8 +1,9 @@
-//! Memory that guests unplug, and plug again: the last rung of the ladder.
+//! Memory that guests unplug, and plug again.
 //!
-//! It is for what no limit reaches. A guest is asked for no more than it can spare by its own word,
-//! and for no more than the host lacks. It gets memory back before it needs it, whatever the host
-//! has: what is plugged takes nothing of the host before the guest uses it.
+//! It is for what nothing else takes without harm: free memory of guests of which Ebb does not see
+//! what is free, and memory of VMs that no limit reaches. A guest is asked for no more than it can
+//! spare by its own word, and for no more than the host lacks. It gets memory back before it needs
+//! it, whatever the host has: what is plugged takes nothing of the host before the guest uses it.
 
 use std::time::Duration;
 
@@ -24,20 +25,47 @@ const SPARE_PART: u64 = 2;
 const NEED_PART: u64 = 16;
 
 impl Round<'_> {
-    /// Has guests unplug what they can spare, while the host lacks what nothing else takes. Lower
-    /// classes go first, and of a class those that have most for their weight.
-    pub fn unplug(&mut self, vms: &[VmSight], states: &mut States) {
-        if self.stage < Stage::Short {
+    /// Has guests unplug what they can spare of which Ebb does not see what is free. A limit would
+    /// have that compressed or written. In the critical stage what is faster goes first.
+    pub fn unplug_unseen(&mut self, vms: &[VmSight], states: &mut States) {
+        if self.stage == Stage::Critical {
             return;
         }
+        for vm in vms.iter().filter(|vm| !vm.may_reclaim) {
+            let state = states.get_mut(&vm.name);
+            // Nothing else is asked of it meanwhile.
+            if let Some(state) = state.filter(|state| state.plug.coming_bytes(self.now) > 0) {
+                state.decided(self.now);
+            }
+        }
+        self.unplug(vms, states, false);
+    }
+
+    /// Has guests unplug what they can spare that no limit reaches, until there is the reserve.
+    pub fn unplug_last(&mut self, vms: &[VmSight], states: &mut States) {
+        if self.stage >= Stage::Short {
+            self.unplug(vms, states, true);
+        }
+    }
+
+    /// Lower classes go first, and of a class those that have most for their weight.
+    fn unplug(&mut self, vms: &[VmSight], states: &mut States, is_last: bool) {
+        let is_full = self.is_full;
+        let is_meant = |vm: &&VmSight| match is_last {
+            true => is_full || !vm.may_limit,
+            false => !vm.may_reclaim,
+        };
         for class in LOWEST_FIRST {
-            for vm in poorest_first(vms, class).into_iter().rev() {
+            for vm in poorest_first(vms, class).into_iter().rev().filter(is_meant) {
                 let Some(state) = states.get_mut(&vm.name) else { continue };
-                let Some((from, bytes)) = self.unplugs(vm, state) else { continue };
-                let spare = vm.guest.map_or(0, |guest| guest.spare_bytes());
+                let lacks = match is_last {
+                    true => self.budget.lacks_warm(),
+                    false => self.budget.lacks(),
+                };
+                let Some((from, bytes)) = self.unplugs((vm, state), lacks) else { continue };
                 let why = format!(
-                    "its guest can spare {}, and no limit takes that; the host is {}: {}",
-                    Bytes(spare),
+                    "its guest can spare {}; the host is {}: {}",
+                    Bytes(vm.guest.map_or(0, |guest| guest.spare_bytes())),
                     self.stage,
                     self.host
                 );
@@ -48,13 +76,13 @@ impl Round<'_> {
         }
     }
 
-    /// What is to be plugged of a VM, and how much of that its guest is to unplug. `None`: nothing.
-    fn unplugs(&self, vm: &VmSight, state: &VmState) -> Option<(u64, u64)> {
-        let is_reached = vm.may_limit && !self.is_full;
+    /// What is to be plugged of a VM, and how much of that its guest is to unplug, while the host
+    /// lacks so much. `None`: nothing.
+    fn unplugs(&self, (vm, state): (&VmSight, &VmState), lacks: u64) -> Option<(u64, u64)> {
         let has_free = vm.may_reclaim && vm.spare_bytes >= SPARE_LEAST_BYTES;
         let is_left_alone = vm.rule.is_held || vm.waits || state.is_decided(self.now);
         let is_relieved = state.misses_memory(vm) || state.rests(self.now, false);
-        if is_reached || has_free || is_left_alone || is_relieved {
+        if has_free || is_left_alone || is_relieved {
             return None;
         }
         let is_settled = |it: &PluggedSight| it.bytes == it.asked_bytes;
@@ -62,10 +90,20 @@ impl Round<'_> {
         if !state.plug.may_unplug(self.now) {
             return None;
         }
-        let most = spare_bytes(vm).min(self.budget.lacks_warm()).min(plugged.asked_bytes);
+        let most = self.spare_bytes(vm).min(lacks).min(plugged.asked_bytes);
         let bytes = plugged.whole(most);
         let is_worth_it = bytes > 0 && bytes >= vm.memory_bytes / STEP_PART;
         is_worth_it.then_some((plugged.asked_bytes, bytes))
+    }
+
+    /// What a guest can spare at a time. What is not resident goes first and brings nothing, so it
+    /// is not counted.
+    fn spare_bytes(&self, vm: &VmSight) -> u64 {
+        let holes = vm.memory_bytes.saturating_sub(vm.resident_bytes);
+        let spare = vm.guest.map_or(0, |guest| guest.spare_bytes()).saturating_sub(holes);
+        // The guest moves memory for it. So it goes no faster in the critical stage.
+        let part = self.stage.rate_part().max(Stage::Short.rate_part());
+        (spare / SPARE_PART).min(vm.warm_bytes()).min(vm.memory_bytes / part)
     }
 
     /// Gives memory back to guests that may need it, whatever the host has.
@@ -105,16 +143,6 @@ impl Round<'_> {
         state.decided(self.now);
         self.decide(vm, Action::Plug { from, to }, why);
     }
-}
-
-/// What a guest can spare at a time. What is not resident goes first and brings nothing, so it is
-/// not counted.
-fn spare_bytes(vm: &VmSight) -> u64 {
-    let holes = vm.memory_bytes.saturating_sub(vm.resident_bytes);
-    let spare = vm.guest.map_or(0, |guest| guest.spare_bytes()).saturating_sub(holes);
-    // The guest moves memory for it. So it goes no faster in the critical stage.
-    let most = vm.memory_bytes / Stage::Short.rate_part();
-    (spare / SPARE_PART).min(vm.warm_bytes()).min(most)
 }
 
 /// What is to be plugged after so much more, and one block at least.

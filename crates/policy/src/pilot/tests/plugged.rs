@@ -20,7 +20,6 @@ fn plugged(name: &str, unplugged_mib: u64, available_mib: u64) -> VmSight {
         resident_bytes: memory_bytes,
         plugged: Some(plugged),
         guest: Some(MemoryFigures { total_bytes: memory_bytes, available_bytes }),
-        may_reclaim: false,
         may_limit: false,
         ..vm(name)
     }
@@ -53,7 +52,7 @@ fn a_short_host_has_guests_unplug_what_they_can_spare() {
     // 256 MiB stay available in it. A 25th of its memory goes in a second, in whole blocks.
     let decisions = once(900, &[plugged("web", 0, 1000)]);
     assert_eq!(plugs(&decisions), [("web", 2048 - 162)]);
-    let why = "its guest can spare 744 MiB, and no limit takes that; the host is short: ";
+    let why = "its guest can spare 744 MiB; the host is short: ";
     assert!(decisions[0].why.starts_with(why), "{decisions:?}");
     // Half of what it can spare.
     assert_eq!(plugs(&once(900, &[plugged("web", 0, 256 + 100)])), [("web", 2048 - 50)]);
@@ -83,7 +82,7 @@ fn what_is_faster_comes_first() {
     assert_eq!(plugs(&once(400, &[web.clone(), vm("other")])), [("web", 2048 - 132)]);
     let limited = VmSight { may_limit: true, ..web.clone() };
     assert_eq!(plugs(&once(900, from_ref(&limited))), [], "a limit reaches it");
-    let free = VmSight { may_reclaim: true, spare_bytes: 100 * MIB, ..web };
+    let free = VmSight { spare_bytes: 100 * MIB, ..web };
     let mut pilot = Pilot::default();
     for second in 0..3 {
         assert_eq!(look(&mut pilot, second, 900, from_ref(&free)), [0; 0], "free memory first");
@@ -93,6 +92,29 @@ fn what_is_faster_comes_first() {
     let host = HostSight { memory: &host, swap_bytes: MIB };
     let decisions = Pilot::default().look(Duration::ZERO, rule, host, &[limited]);
     assert_eq!(plugs(&decisions), [("web", 2048 - 162)]);
+}
+
+#[test]
+fn what_ebb_does_not_see_is_unplugged_before_it_is_written() {
+    let unseen = VmSight { may_reclaim: false, may_limit: true, ..plugged("web", 0, 1000) };
+    for (available, mib) in [(2000, 40), (900, 162)] {
+        let decisions = once(available, from_ref(&unseen));
+        assert_eq!(plugs(&decisions), [("web", 2048 - mib)]);
+        assert_eq!(limits(&decisions), []);
+    }
+    let decisions = once(400, from_ref(&unseen));
+    assert_eq!((plugs(&decisions).len(), limits(&decisions).len()), (0, 1), "what is faster");
+    assert_eq!(once(8192, from_ref(&unseen)), [], "the host has enough");
+    // It has some time for it. Then it gives by a limit.
+    let mut pilot = Pilot::default();
+    let mut limited = |second, vm: &VmSight| {
+        let now = Duration::from_secs(second);
+        let decisions = pilot.look(now, RULE, &memory(2000), from_ref(vm));
+        limits(&decisions).len()
+    };
+    assert_eq!(limited(0, &unseen), 0);
+    let slow = with(&unseen, |it| it.asked_bytes -= 40 * MIB);
+    assert_eq!([limited(1, &slow), limited(4, &slow), limited(5, &slow)], [0, 0, 1]);
 }
 
 #[test]
