@@ -248,7 +248,7 @@ impl Keeper {
             Scope::Relief => self.pilot.relieve(now, rule, host, &sights),
         };
         self.tell_stage(&memory);
-        self.daemon.pilot().is_watching.store(self.stage >= Stage::Short, Relaxed);
+        self.daemon.pilot().is_watching.store(self.stage > Stage::Ample, Relaxed);
         let sight = sight::for_clients(now, host, &sights);
         let swap = { settings.swap_max_bytes }
             .map(|most| format!(", swap files {} of {}", Bytes(host.swap_bytes), Bytes(most)));
