@@ -193,6 +193,92 @@ fn nothing_in_use_is_taken_while_the_swap_files_are_full() {
     assert_eq!(vm.guest("check kept"), "0");
 }
 
+/// A guest from which nothing can be taken but what it unplugs: Ebb does not see what of its memory
+/// is free, and an operator has set its limit. It has 1 GiB plugged. Nearly all of its memory is
+/// free, and resident.
+fn run_unseen(host: &Host) -> Vm {
+    host.set("EBB_METADATA_BY", "registration");
+    let guest = Guest::debian("6.1-cloud").memory("512M").cpus(1).grow_to("2G");
+    let vm = host.run(guest.append("memhp_default_state=online_movable"));
+    vm.ebb("resize 1536M").ok_or_short();
+    until("plugged memory", || (plugged_mib(&vm) == 1024).then_some(()));
+    vm.ebb("resize off").ok();
+    until("the guest to use it", || (vm.meminfo()["MemTotal"] > 1400 * MIB).then_some(()));
+    vm.ebb("limit 1530M").ok();
+    vm.guest("fill freed 1200M");
+    vm.guest("free freed");
+    vm
+}
+
+fn plugged_mib(vm: &Vm) -> u64 {
+    vm.status().size.plugged_bytes / MIB
+}
+
+/// What the pilot has had guests unplug, as it knows it.
+fn unplugged_bytes(host: &Host) -> u64 {
+    pilot(host).vms.iter().map(|vm| vm.unplugged_bytes).sum()
+}
+
+/// Turns the pilot on for a host that lacks memory, and waits until the guest has unplugged some.
+fn wait_unplugged(host: &Host, vm: &Vm) {
+    host.ebb("pilot on --reserve 90%").ok();
+    wait_done(host, "plugged memory 1 GiB -> ", "its guest can spare ");
+    until("less plugged memory", || (plugged_mib(vm) <= 960).then_some(()));
+}
+
+#[test]
+fn what_a_guest_has_unplugged_comes_back_when_the_pilot_is_turned_off() {
+    let host = host();
+    let vm = run_unseen(&host);
+    let before = vm.host_bytes();
+    wait_unplugged(&host, &vm);
+    assert!(vm.host_bytes() + 32 * MIB < before, "the host has it back");
+    let text = host.ebb("pilot").ok();
+    assert!(text.contains(" for the pilot\n"), "{text}");
+
+    // The next processes know what is to be given back.
+    host.kill9();
+    host.start();
+    until("the VM's figures", || (unplugged_bytes(&host) > 0).then_some(()));
+    assert!(plugged_mib(&vm) < 1024);
+    host.ebb("pilot off").ok();
+    until("all of its memory", || (plugged_mib(&vm) == 1024).then_some(()));
+    until("nothing to give back", || (unplugged_bytes(&host) == 0).then_some(()));
+    vm.guest("fill kept 1200M");
+    assert_eq!(vm.guest("check kept"), "0");
+}
+
+#[test]
+fn a_guest_has_back_what_it_needs_and_an_operators_size_is_left_alone() {
+    let host = host();
+    let vm = run_unseen(&host);
+    let whole = vm.meminfo()["MemTotal"];
+    wait_unplugged(&host, &vm);
+    // The VM's process does not wait for the pilot.
+    host.kill_daemon();
+    let mut last = 0;
+    until("a guest at rest", || {
+        let before = std::mem::replace(&mut last, vm.meminfo()["MemTotal"]);
+        (before == last).then_some(())
+    });
+    assert!(last + 32 * MIB < whole, "{last} of {whole}");
+    vm.guest(&format!("fill kept {}M", vm.meminfo()["MemAvailable"] / MIB - 30));
+    until("all of its memory", || (vm.meminfo()["MemTotal"] + 16 * MIB > whole).then_some(()));
+    assert_eq!(vm.guest("check kept"), "0");
+    vm.guest("free kept");
+
+    host.start();
+    until("the pilot to go on", || (unplugged_bytes(&host) > 0).then_some(()));
+    vm.ebb("resize 1400M").ok_or_short();
+    until("the operator's size", || (plugged_mib(&vm) == 888).then_some(()));
+    until("the pilot to hear of it", || (unplugged_bytes(&host) == 0).then_some(()));
+    host.ebb("pilot off").ok();
+    until("the pilot to be off", || pilot(&host).stage.is_none().then_some(()));
+    let size = vm.status().size;
+    let requested: u64 = size.devices.iter().map(|device| device.requested_bytes).sum();
+    assert_eq!((size.plugged_bytes, requested), (888 * MIB, 888 * MIB), "{size:?}");
+}
+
 #[test]
 fn the_pilot_outlives_all_processes() {
     let host = host();

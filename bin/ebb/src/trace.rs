@@ -7,10 +7,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use ebb_api::{PilotSight, SeenVm, VmClass};
+use ebb_api::{PilotSight, SeenPlugged, SeenVm, VmClass};
 use ebb_policy::need::MemoryFigures;
 use ebb_policy::pilot::{
-    Class, CompressedSight, Decision, HostRule, HostSight, Pilot, Stage, VmRule, VmSight,
+    Class, CompressedSight, Decision, HostRule, HostSight, Pilot, PluggedSight, Stage, VmRule,
+    VmSight,
 };
 use ebb_policy::pressure::{Budget, HostMemory};
 
@@ -133,10 +134,16 @@ fn vm(vm: SeenVm) -> VmSight {
         guest: { vm.guest_total_bytes }
             .zip(vm.guest_available_bytes)
             .map(|(total_bytes, available_bytes)| MemoryFigures { total_bytes, available_bytes }),
+        plugged: vm.plugged.map(plugged),
         waits: vm.waits,
         may_reclaim: vm.may_reclaim,
         may_limit: vm.may_limit,
     }
+}
+
+fn plugged(plugged: SeenPlugged) -> PluggedSight {
+    let SeenPlugged { bytes, asked_bytes, full_bytes, block_bytes, may_unplug } = plugged;
+    PluggedSight { bytes, asked_bytes, full_bytes, block_bytes, may_unplug }
 }
 
 #[cfg(test)]
@@ -173,6 +180,7 @@ mod tests {
             compressed_own_bytes: 0,
             guest_total_bytes: None,
             guest_available_bytes: None,
+            plugged: None,
             waits: false,
             may_reclaim: true,
             may_limit: true,
@@ -244,6 +252,13 @@ mod tests {
             (vm.compressed_bytes, vm.compressed_most_bytes) = (u64::MAX, Some(u64::MAX));
             vm.compressed_own_bytes = u64::MAX;
             (vm.guest_total_bytes, vm.guest_available_bytes) = (Some(u64::MAX), Some(0));
+            vm.plugged = Some(SeenPlugged {
+                bytes: u64::MAX,
+                asked_bytes: 1,
+                full_bytes: u64::MAX,
+                block_bytes: 0,
+                may_unplug: true,
+            });
         }
         let mut short = hostile.clone();
         (short.bounds[0].total_bytes, short.bounds[0].available_bytes) = (u64::MAX, 0);

@@ -83,6 +83,7 @@ __all__ = [
     "RuleRequest",
     "RunRequest",
     "SeenBound",
+    "SeenPlugged",
     "SeenVm",
     "ShareRequest",
     "SharingStatus",
@@ -159,7 +160,7 @@ Mode = Literal["strict", "release"]
 OnViolation = Literal["allow", "stop"]
 """What happens if a guest touches hard-reclaimed memory."""
 
-PilotAction = Literal["reclaim", "limit", "compress"]
+PilotAction = Literal["reclaim", "limit", "compress", "plug"]
 """What the pilot decided to do with a VM."""
 
 PilotMode = Literal["off", "dry_run", "on"]
@@ -363,8 +364,8 @@ class DecisionFigures:
     """How much free memory was to be reclaimed; null: it is about something else. In bytes."""
 
     from_bytes: Optional[int] = None
-    """The limit, or the most compressed memory, before; null: none, or it is about free memory. In
-    bytes."""
+    """The limit, the most compressed memory, or what was to be plugged, before; null: none, or it
+    is about free memory. In bytes."""
 
     number: int
     """Its number, as the pilot's status has it."""
@@ -1175,6 +1176,9 @@ class PilotVm:
     resident_bytes: int
     """Host memory that it takes. In bytes."""
 
+    unplugged_bytes: Optional[int] = None
+    """What the pilot has had its guest unplug. In bytes."""
+
     weight: int
     """Its weight among VMs of its class."""
 
@@ -1494,6 +1498,26 @@ class SeenBound:
 
 
 @dataclass(kw_only=True)
+class SeenPlugged:
+    """Memory that a guest has plugged, as the pilot saw it."""
+
+    asked_bytes: int
+    """What is to be plugged. In bytes."""
+
+    block_bytes: int
+    """What is plugged or unplugged at a time. In bytes."""
+
+    bytes: int
+    """What is plugged. In bytes."""
+
+    full_bytes: int
+    """What was to be plugged before the pilot had the guest unplug any. In bytes."""
+
+    may_unplug: bool
+    """Whether the guest can be asked to unplug some now."""
+
+
+@dataclass(kw_only=True)
 class SeenVm:
     """A VM, as the pilot saw it."""
 
@@ -1543,6 +1567,9 @@ class SeenVm:
 
     name: str
     """The VM's name."""
+
+    plugged: Optional[SeenPlugged] = None
+    """Memory that its guest has plugged; null: it can unplug none, or that was not known."""
 
     refaulted_bytes: int
     """Evicted memory that came back within 30 s, in all. In bytes."""

@@ -58,6 +58,8 @@ choice! {
         Limit = "limit",
         /// Change the most memory that its compressed pages may take.
         Compress = "compress",
+        /// Have its guest plug or unplug memory.
+        Plug = "plug",
     }
 }
 
@@ -133,7 +135,8 @@ pub struct DecisionFigures {
     pub action: PilotAction,
     /// How much free memory was to be reclaimed; null: it is about something else.
     pub bytes: Option<u64>,
-    /// The limit, or the most compressed memory, before; null: none, or it is about free memory.
+    /// The limit, the most compressed memory, or what was to be plugged, before; null: none, or it
+    /// is about free memory.
     pub from_bytes: Option<u64>,
     /// The same from now on; null: none, the daemon's option, or it is about free memory.
     pub to_bytes: Option<u64>,

@@ -49,7 +49,7 @@ pub use observed::{DiscoveredVm, GuestUsage, ObservedVm};
 pub use openapi::{document, document_text};
 pub use pilot::{
     PilotDecision, PilotRequest, PilotSight, PilotStatus, PilotVm, RESERVE_PERCENT_DEFAULT,
-    RESERVE_PERCENT_MAX, RuleRequest, SeenBound, SeenVm, WEIGHT_MAX,
+    RESERVE_PERCENT_MAX, RuleRequest, SeenBound, SeenPlugged, SeenVm, WEIGHT_MAX,
 };
 pub use pool::{
     LOWER_PERCENT_DEFAULT, PoolMember, PoolRequest, PoolStatus, ShareRequest,

@@ -150,6 +150,9 @@ pub struct PilotVm {
     /// have none.
     #[serde(default)]
     pub compressed_most_bytes: Option<u64>,
+    /// What the pilot has had its guest unplug.
+    #[serde(default)]
+    pub unplugged_bytes: u64,
     /// Why the pilot leaves its limit alone; null: nothing is in the way.
     pub left_alone: Option<String>,
 }
@@ -202,6 +205,22 @@ pub struct SeenBound {
     pub available_bytes: u64,
 }
 
+/// Memory that a guest has plugged, as the pilot saw it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SeenPlugged {
+    /// What is plugged.
+    pub bytes: u64,
+    /// What is to be plugged.
+    pub asked_bytes: u64,
+    /// What was to be plugged before the pilot had the guest unplug any.
+    pub full_bytes: u64,
+    /// What is plugged or unplugged at a time.
+    pub block_bytes: u64,
+    /// Whether the guest can be asked to unplug some now.
+    pub may_unplug: bool,
+}
+
 /// A VM, as the pilot saw it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -248,6 +267,9 @@ pub struct SeenVm {
     /// What its guest could use without running out of memory, by its own word; null: as above.
     #[serde(default)]
     pub guest_available_bytes: Option<u64>,
+    /// Memory that its guest has plugged; null: it can unplug none, or that was not known.
+    #[serde(default)]
+    pub plugged: Option<SeenPlugged>,
     /// Whether its guest waits for room below the limit.
     pub waits: bool,
     /// Whether free memory can be reclaimed from it now.

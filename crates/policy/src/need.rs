@@ -17,7 +17,8 @@ pub struct MemoryFigures {
 }
 
 impl MemoryFigures {
-    fn reserve_bytes(&self) -> u64 {
+    /// What is to stay available in it.
+    pub(crate) fn reserve_bytes(&self) -> u64 {
         (self.total_bytes / RESERVE_PART).clamp(*RESERVE_BYTES.start(), *RESERVE_BYTES.end())
     }
 

@@ -4,8 +4,10 @@
 //! ```text
 //! host memory --> Stage --+
 //!                         |    free -> cold -> compressed -> warm      (take: `ladder`)
+//!                         |    what nothing else takes is unplugged    (take: `plugged`)
 //! VMs as seen -> state ---+--> relief of a VM that misses its memory   (`state`)
 //!                         |    limits go up again                      (give: `ladder`)
+//!                         |    what was unplugged is plugged again     (give: `plugged`)
 //!                         +--> decisions, each with its reason
 //! ```
 //!
@@ -15,6 +17,8 @@
 mod budget;
 mod decision;
 mod ladder;
+mod plug_state;
+mod plugged;
 mod rule;
 mod sight;
 mod stage;
@@ -32,7 +36,7 @@ use self::state::VmState;
 
 pub use self::decision::{Action, Decision};
 pub use self::rule::{COMPRESSED_PART, Class, HostRule, VmRule, WEIGHT_DEFAULT};
-pub use self::sight::{CompressedSight, HostSight, VmSight};
+pub use self::sight::{CompressedSight, HostSight, PluggedSight, VmSight};
 pub use self::stage::Stage;
 
 /// The pilot of one host. It remembers of each VM what it did last.
@@ -57,18 +61,28 @@ impl Pilot {
         vms: &[VmSight],
     ) -> Vec<Decision> {
         let mut round = self.begin(now, rule, host.into(), vms);
+        round.plug_needed(vms, &mut self.vms);
         round.bound_all(vms, &mut self.vms);
         round.relieve_all(vms, &mut self.vms);
         self.given = round.given();
+        round.reclaim(vms, &mut self.vms);
         match self.stage.stage() {
-            Stage::Ample => round.give(vms, &mut self.vms),
-            _ => round.take(vms, &mut self.vms),
+            Stage::Ample => {
+                round.plug_again(vms, &mut self.vms);
+                round.give(vms, &mut self.vms);
+            }
+            _ => {
+                round.unplug_unseen(vms, &mut self.vms);
+                round.take(vms, &mut self.vms);
+                round.unplug_last(vms, &mut self.vms);
+            }
         }
         round.decisions
     }
 
-    /// Looks between two seconds, because a VM misses memory: such VMs are relieved, and nothing
-    /// else is done. It takes what [`Pilot::look`] takes.
+    /// Looks between two seconds, because a VM misses memory: such VMs are relieved, guests get
+    /// back what they may need of what they have unplugged, and nothing else is done. It takes what
+    /// [`Pilot::look`] takes.
     pub fn relieve<'a>(
         &mut self,
         now: Duration,
@@ -78,6 +92,7 @@ impl Pilot {
     ) -> Vec<Decision> {
         let mut round = self.begin(now, rule, host.into(), vms);
         round.go_on(self.given);
+        round.plug_needed(vms, &mut self.vms);
         round.relieve_all(vms, &mut self.vms);
         self.given = round.given();
         round.decisions

@@ -19,6 +19,7 @@ mod plan;
 mod spread;
 
 pub use plan::{Plan, plan};
+pub use spread::spread;
 
 use ebb_units::Bytes;
 

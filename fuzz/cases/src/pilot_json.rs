@@ -28,6 +28,7 @@ pub fn run(data: &[u8]) {
         refaulted_bytes: 0,
         compressed: None,
         guest: None,
+        plugged: None,
         waits: false,
         may_reclaim: true,
         may_limit: true,

@@ -71,7 +71,11 @@ fn vms(pilot: &PilotStatus) -> String {
         let why = why.or(vm.left_alone.as_deref())?.replace("NAME", vm.name.as_str());
         Some(row(vm.name.as_str(), format!("its limit is left alone: {why}")))
     });
-    format!("\n{}{}", table(&lines), alone.collect::<String>())
+    let unplugged = pilot.vms.iter().filter(|vm| vm.unplugged_bytes > 0).map(|vm| {
+        let bytes = Bytes(vm.unplugged_bytes);
+        row(vm.name.as_str(), format!("its guest has unplugged {bytes} for the pilot"))
+    });
+    format!("\n{}{}", table(&lines), alone.chain(unplugged).collect::<String>())
 }
 
 fn vm(vm: &PilotVm) -> [String; 10] {
@@ -135,10 +139,12 @@ mod tests {
             working_bytes: None,
             limit_bytes: Some(3 << 29),
             compressed_most_bytes: Some(512 << 20),
+            unplugged_bytes: 0,
             left_alone: None,
         };
         let db = PilotVm {
             name: "db".parse().unwrap(),
+            unplugged_bytes: 1 << 30,
             left_alone: Some("ebb limit has set its limit: ebb limit NAME off ends that".into()),
             ..web.clone()
         };
@@ -176,6 +182,7 @@ NAME  CLASS    WEIGHT  MIN   MAX    MEMORY  RESIDENT  WORKS WITH  LIMIT    COMPR
 web   latency  100     none  2 GiB  4 GiB   1 GiB     unknown     1.5 GiB  512 MiB
 db    latency  100     none  2 GiB  4 GiB   1 GiB     unknown     1.5 GiB  512 MiB
   db            its limit is left alone: ebb limit has set its limit: ebb limit db off ends that
+  db            its guest has unplugged 1 GiB for the pilot
 
 last decisions
   3 s ago       web: limit none -> 1.5 GiB (cold memory): done

@@ -11,11 +11,13 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use ebb_api::{DecisionFigures, PilotAction, PilotMode, PilotSight, VmName};
-use ebb_policy::pilot::{Action, Decision, HostSight, Pilot, Stage, VmRule, VmSight};
+use ebb_policy::pilot::{Action, Decision, HostSight, Pilot, PluggedSight, Stage, VmRule, VmSight};
 use ebb_policy::pressure::HostMemory;
 use ebb_units::Bytes;
 use tokio::sync::Notify;
@@ -45,6 +47,8 @@ pub struct PilotState {
     known: Mutex<Known>,
     /// Told when a VM misses memory.
     missed: Notify,
+    /// Whether guests are to tell what they need, as they may have to unplug memory.
+    is_watching: AtomicBool,
     events: Arc<EventLog>,
 }
 
@@ -77,7 +81,14 @@ struct Noted {
 impl PilotState {
     /// A pilot that has not looked yet, and where it tells what it does.
     pub fn new(events: &Arc<EventLog>) -> PilotState {
-        PilotState { known: Mutex::default(), missed: Notify::new(), events: Arc::clone(events) }
+        let (known, missed) = (Mutex::default(), Notify::new());
+        let (is_watching, events) = (AtomicBool::new(false), Arc::clone(events));
+        PilotState { known, missed, is_watching, events }
+    }
+
+    /// Whether guests are to tell what they need, as they may have to unplug memory.
+    pub fn is_watching(&self) -> bool {
+        self.is_watching.load(Relaxed)
     }
 
     /// Has the pilot look soon, since a VM misses memory.
@@ -144,6 +155,7 @@ impl Noted {
             Action::Reclaim { bytes } => (PilotAction::Reclaim, Some(bytes), None, None),
             Action::Limit { from, to } => (PilotAction::Limit, None, from, to),
             Action::Compress { from, to } => (PilotAction::Compress, None, Some(from), to),
+            Action::Plug { from, to } => (PilotAction::Plug, None, Some(from), Some(to)),
         };
         let (number, why) = (self.number, self.decision.why.clone());
         let outcome = self.outcome.clone()?;
@@ -218,6 +230,7 @@ impl Keeper {
         let settings = self.daemon.pilot_record().settings();
         if settings.mode == PilotMode::Off {
             state.saw(None);
+            state.is_watching.store(false, Relaxed);
             (self.pilot, self.reader) = (Pilot::default(), None);
             self.lift();
             return Ok(());
@@ -235,6 +248,7 @@ impl Keeper {
             Scope::Relief => self.pilot.relieve(now, rule, host, &sights),
         };
         self.tell_stage(&memory);
+        self.daemon.pilot().is_watching.store(self.stage > Stage::Ample, Relaxed);
         let sight = sight::for_clients(now, host, &sights);
         let swap = { settings.swap_max_bytes }
             .map(|most| format!(", swap files {} of {}", Bytes(host.swap_bytes), Bytes(most)));
@@ -277,8 +291,13 @@ impl Keeper {
             let sight = sight::of(&name, &status, &piloted, rule(&name));
             let in_vain_bytes = self.acts.in_vain_bytes(&name);
             let spare_bytes = sight.spare_bytes.saturating_sub(in_vain_bytes);
-            let sight = VmSight { spare_bytes, ..sight };
-            match self.acts.is_busy(&name) || self.acts.has_failed(&name) {
+            let (is_busy, has_failed) = (self.acts.is_busy(&name), self.acts.has_failed(&name));
+            // Whoever cannot do anything else now need not unplug memory instead.
+            let unplugs = |it: PluggedSight| it.may_unplug && !has_failed;
+            let plugged = sight.plugged.filter(|_| !is_busy && !self.acts.has_refused(&name));
+            let plugged = plugged.map(|it| PluggedSight { may_unplug: unplugs(it), ..it });
+            let sight = VmSight { spare_bytes, plugged, ..sight };
+            match is_busy || has_failed {
                 true => VmSight { may_reclaim: false, may_limit: false, ..sight },
                 false => sight,
             }
@@ -314,7 +333,8 @@ impl Keeper {
                 continue;
             }
             let piloted = listing.piloted().map(|(_, piloted)| piloted);
-            let lift = |piloted| Act::lift(self.daemon.pilot(), &name, &piloted);
+            let refuses = self.acts.has_refused(&name);
+            let lift = |piloted| Act::lift(self.daemon.pilot(), &name, &piloted, refuses);
             if let Some(act) = piloted.and_then(lift) {
                 self.acts.begin(&self.daemon, act);
             }

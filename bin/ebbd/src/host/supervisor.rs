@@ -204,7 +204,8 @@ impl Supervisor {
 async fn follow(daemon: Daemon, directory: PathBuf, listing: Arc<Listing>) {
     let (socket, mut after) = (api_socket(&directory), 0);
     loop {
-        let uri = format!("{FIGURES}?after={after}");
+        let watch = daemon.pilot().is_watching();
+        let uri = format!("{FIGURES}?after={after}&watch={watch}");
         let asked = link::ask(&socket, Method::GET, &uri, Bytes::new());
         match timeout(FIGURES_LIMIT, asked).await {
             Ok(Ok(reply)) => {

@@ -53,6 +53,7 @@ pub fn piloted() -> Piloted {
         working_bytes: Some(1000 * MIB),
         limit_bytes: None,
         compressed: None,
+        plugged: None,
         left_alone: None,
     }
 }

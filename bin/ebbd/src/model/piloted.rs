@@ -20,6 +20,10 @@ pub struct Piloted {
     /// Its compressed memory; none: it can have none.
     #[serde(default)]
     pub compressed: Option<PilotedCompressed>,
+    /// Memory that its guest has plugged; none: it can unplug none, and the pilot has had it unplug
+    /// none.
+    #[serde(default)]
+    pub plugged: Option<PilotedPlugged>,
     /// Why the pilot cannot limit it; none: it can.
     pub left_alone: Option<String>,
 }
@@ -36,6 +40,41 @@ pub struct PilotedCompressed {
     pub own_bytes: u64,
 }
 
+/// What the pilot needs to know of a VM's plugged memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PilotedPlugged {
+    /// What is plugged.
+    pub bytes: u64,
+    /// What is to be plugged.
+    pub asked_bytes: u64,
+    /// What was to be plugged before the pilot had the guest unplug any.
+    pub full_bytes: u64,
+    /// What is plugged or unplugged at a time.
+    pub block_bytes: u64,
+    /// Whether the guest may be asked to unplug some.
+    pub may_unplug: bool,
+}
+
+impl PilotedPlugged {
+    /// What the pilot has had the guest unplug.
+    pub fn unplugged_bytes(self) -> u64 {
+        self.full_bytes.saturating_sub(self.asked_bytes)
+    }
+
+    fn all(self) -> [u64; 4] {
+        [self.bytes, self.asked_bytes, self.full_bytes, self.block_bytes]
+    }
+}
+
+/// The pilot's request that a guest plug or unplug memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PlugRequest {
+    /// What was to be plugged as the pilot decided. Else nothing is done.
+    pub from_bytes: u64,
+    /// What is to be plugged.
+    pub to_bytes: u64,
+}
+
 impl Piloted {
     /// Whether these figures can be true.
     pub fn adds_up(&self) -> bool {
@@ -43,7 +82,8 @@ impl Piloted {
             *self;
         let sizes = [taken_bytes, memory_bytes, floor_bytes];
         let compressed = self.compressed.map(|it| it.most_bytes.max(it.own_bytes));
-        let others = working_bytes.into_iter().chain(limit_bytes).chain(compressed);
+        let plugged = self.plugged.map(PilotedPlugged::all).into_iter().flatten();
+        let others = working_bytes.into_iter().chain(limit_bytes).chain(compressed).chain(plugged);
         sizes.into_iter().chain(others).all(|bytes| bytes <= BYTES_MAX)
     }
 }

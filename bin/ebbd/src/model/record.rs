@@ -108,6 +108,9 @@ pub struct Record {
     /// Most memory of its compressed pages, as the pilot has set it; none: the pilot has set none.
     #[serde(default)]
     pub piloted_compressed_bytes: Option<u64>,
+    /// The virtio-mem devices of which the pilot has had the guest unplug memory.
+    #[serde(default)]
+    pub piloted_devices: Vec<UnpluggedRecord>,
     /// The limit's low mark, if one was asked for.
     #[serde(default)]
     pub low_bytes: Option<u64>,
@@ -174,6 +177,19 @@ pub struct SizeRecord {
     pub node: Option<u32>,
     /// The only mechanism to use; none: any.
     pub by: Option<SizeMechanism>,
+}
+
+/// A virtio-mem device of which the pilot has had the guest unplug memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct UnpluggedRecord {
+    /// Guest-physical address at which its memory begins.
+    pub gpa: u64,
+    /// What was to be plugged before.
+    pub full_bytes: u64,
+    /// What is to be plugged.
+    pub asked_bytes: u64,
+    /// What was to be plugged before the last change. A process may end before it asks for that.
+    pub before_bytes: u64,
 }
 
 /// What holds for all VMs of a daemon, until the next daemon starts.
@@ -393,6 +409,7 @@ impl Record {
         total.is_some_and(|bytes| bytes <= BYTES_MAX)
             && self.regions.iter().all(ends)
             && self.share.is_none_or(Share::adds_up)
+            && self.piloted_devices.iter().all(|device| device.full_bytes <= BYTES_MAX)
     }
 
     /// Removes the record from the VM's directory, if there is one.

@@ -107,6 +107,7 @@ impl Service {
             commands: ready.commands(),
             progress: ready.progress(),
             detaching: ready.detaching(),
+            watching: ready.watching(),
             latest,
             works: Works::default(),
             counting: Arc::default(),

@@ -25,15 +25,16 @@ use super::works::Works;
 use crate::model::api_error::{Answer, ApiError};
 use crate::model::figures::{VmFigures, millis, slow};
 use crate::model::host_pressure::PressureNotice;
+use crate::model::piloted::PlugRequest;
 use crate::model::share::Share;
 use crate::model::vm_routes::{
-    FIGURES, HOST_PRESSURE, PILOT_COMPRESSED, PILOT_LIMIT, PILOT_RECLAIM, POOL_LIMIT, POOL_SHARE,
-    WORK,
+    FIGURES, HOST_PRESSURE, PILOT_COMPRESSED, PILOT_LIMIT, PILOT_PLUGGED, PILOT_RECLAIM, POOL_LIMIT,
+    POOL_SHARE, WORK,
 };
 use crate::model::work::{WorkProgress, WorkQuery};
 use crate::vm::context::mailbox::{Command, Which};
 use crate::vm::publisher::LatestFigures;
-use crate::vm::ready::{Detaching, Progress, YetToReturn};
+use crate::vm::ready::{Detaching, Progress, Watching, YetToReturn};
 
 /// Longest wait until the worker begins with a request. A worker that takes longer is busy or waits
 /// for QEMU. A worker that evicts begins between two steps, each of which writes 16 MiB: that takes
@@ -62,6 +63,8 @@ pub struct Vm {
     pub progress: Progress,
     /// Tells how far a detach is.
     pub detaching: Detaching,
+    /// Hears whether the pilot wants to know what the guest needs.
+    pub watching: Watching,
     /// What its worker has published.
     pub latest: LatestFigures,
     /// The requests that `ebbd` follows.
@@ -75,6 +78,9 @@ pub struct Vm {
 pub struct Since {
     /// Number of the last figures known; 0: any will do.
     pub after: u64,
+    /// Whether the pilot wants to know what the guest needs.
+    #[serde(default)]
+    pub watch: bool,
 }
 
 type VmState = State<Arc<Vm>>;
@@ -94,6 +100,7 @@ pub fn router(vm: Vm) -> Router {
         .route(POOL_LIMIT, put(allow))
         .route(PILOT_LIMIT, put(pilot_limit))
         .route(PILOT_COMPRESSED, put(pilot_compressed))
+        .route(PILOT_PLUGGED, put(pilot_plugged))
         .route(PILOT_RECLAIM, post(pilot_reclaim))
         .route(HOST_PRESSURE, put(hear_of_host))
         .route(WORK, get(work).delete(cancel))
@@ -308,11 +315,20 @@ async fn pilot_compressed(
     vm.newest()
 }
 
+async fn pilot_plugged(
+    State(vm): VmState,
+    Body(request): Body<PlugRequest>,
+) -> Answer<Json<VmFigures>> {
+    vm.ask(|to| Command::PilotPlugged(request, to)).await?;
+    vm.newest()
+}
+
 async fn hear_of_host(State(vm): VmState, Body(notice): Body<PressureNotice>) -> Answer<Json<u64>> {
     vm.ask(|to| Command::HostPressure(notice, to)).await.map(Json)
 }
 
-async fn figures(State(vm): VmState, Asked(Since { after }): Asked<Since>) -> Response {
+async fn figures(State(vm): VmState, Asked(Since { after, watch }): Asked<Since>) -> Response {
+    (vm.watching)(watch);
     let mut changes = vm.latest.clone();
     let began = Instant::now();
     loop {
@@ -349,9 +365,10 @@ mod tests {
         let name = "web".parse().expect("a name");
         let (commands, _) = channel();
         let detaching: Detaching = Box::new(|| None);
+        let watching: Watching = Box::new(|_| ());
         let (progress, latest) = (Box::new(progress), Publisher::new().1);
         let (works, counting) = (Works::default(), Arc::default());
-        Vm { name, commands, progress, detaching, latest, works, counting }
+        Vm { name, commands, progress, detaching, watching, latest, works, counting }
     }
 
     #[tokio::test]

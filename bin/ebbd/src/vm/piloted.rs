@@ -4,6 +4,7 @@ use ebb_reclaim::limit::marks::floor_bytes;
 
 use super::context::VmContext;
 use super::limit::{Limit, by_pilot};
+use super::resize::plugged;
 use crate::model::api_error::{Answer, failed};
 use crate::model::piloted::{Piloted, PilotedCompressed};
 
@@ -20,6 +21,7 @@ pub fn of(cx: &VmContext, limit: &Limit) -> Answer<Piloted> {
         working_bytes: limit.active_bytes(),
         limit_bytes: cx.record.limit_bytes.filter(|_| cx.record.is_piloted),
         compressed: compressed(cx),
+        plugged: plugged::seen(cx),
         left_alone: by_pilot::may_limit(cx).err().map(|why| why.to_string()),
     })
 }

@@ -32,6 +32,9 @@ pub struct YetToReturn {
 /// Tells how far a detach is; none: the worker detaches nothing.
 pub type Detaching = Box<dyn Fn() -> Option<YetToReturn> + Send + Sync>;
 
+/// Notes whether the pilot wants to know what the guest needs.
+pub type Watching = Box<dyn Fn(bool) + Send + Sync>;
+
 /// A VM whose faults are served, and whose worker can begin.
 pub struct Ready {
     cx: VmContext,
@@ -79,6 +82,12 @@ impl Ready {
                 on_disk_bytes: bytes(&pager.counters().on_disk_frames),
             })
         })
+    }
+
+    /// Returns what notes whether the pilot wants to know what the guest needs.
+    pub fn watching(&self) -> Watching {
+        let mailbox = self.cx.mailbox.clone();
+        Box::new(move |is_watched| mailbox.note_watched(is_watched))
     }
 
     /// Runs the worker until the VM is not managed any more.

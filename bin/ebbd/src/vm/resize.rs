@@ -3,6 +3,7 @@
 mod balloon;
 mod blocked;
 mod parts;
+pub mod plugged;
 mod progress;
 mod report;
 mod reported;
@@ -44,7 +45,9 @@ pub struct Resize {
     /// When QEMU was last asked for the guest's figures.
     looked: Option<Instant>,
     /// Whether they were asked for because of the pilot.
-    is_piloted: bool,
+    is_watched: bool,
+    /// Whether this process knows that the devices are as the pilot has asked, by the record.
+    is_compared: bool,
     progress: Option<Progress>,
     balloon: BalloonControl,
     /// What the shared allocator has not been asked for yet, even if a later request failed.
@@ -82,7 +85,7 @@ impl Resize {
     /// # Errors
     /// The VMM does not tell.
     pub fn look(&mut self, cx: &mut VmContext) -> Answer<()> {
-        let is_watched = cx.record.size.is_some() || is_piloted(cx);
+        let is_watched = cx.record.size.is_some() || is_watched(cx);
         cx.qmp.reconnect();
         let qmp = cx.qmp.socket();
         let qmp = qmp.ok_or_else(|| not_allowed("QEMU's QMP socket does not answer"))?;
@@ -91,6 +94,7 @@ impl Resize {
         self.looked = Some(Instant::now());
         self.balloon.poll(qmp, &found, wanted_s).map_err(not_allowed)?;
         cx.capabilities = Some(found);
+        self.notice_others(cx);
         Ok(())
     }
 
@@ -101,18 +105,20 @@ impl Resize {
         }
     }
 
-    /// Has the figures of a guest at hand whose limit the pilot decides: the pilot relieves a guest
-    /// that is short of memory.
+    /// Has the figures of a guest at hand for which the pilot decides: it relieves a guest that is
+    /// short of memory, and has guests unplug what they can spare.
     pub fn keep_figures(&mut self, cx: &mut VmContext) {
-        let was_piloted = std::mem::replace(&mut self.is_piloted, is_piloted(cx));
+        let was_watched = std::mem::replace(&mut self.is_watched, is_watched(cx));
         let has_balloon = cx.capabilities.as_ref().is_none_or(|found| found.balloon.is_some());
         let is_due = self.looked.is_none_or(|looked| looked.elapsed() >= STEP_EVERY);
         // Once more after the pilot: the guest need not tell its figures that often any more.
-        let is_wanted = if self.is_piloted { is_due } else { was_piloted };
-        if is_wanted && has_balloon && cx.record.size.is_none() && !cx.waits() {
+        let is_wanted = if self.is_watched { is_due } else { was_watched };
+        let is_of_use = has_balloon || !cx.record.piloted_devices.is_empty();
+        if is_wanted && is_of_use && cx.record.size.is_none() && !cx.waits() {
             // A QEMU that does not answer is not asked at every tick.
             self.looked = Some(Instant::now());
             self.glance(cx);
+            self.plug_for_pressed(cx);
         }
     }
 
@@ -190,6 +196,8 @@ impl Resize {
         cx.record.change(|record| {
             record.on_violation = on_violation.unwrap_or(record.on_violation);
             record.size = None;
+            // It is not the pilot's any more.
+            record.piloted_devices.clear();
         })?;
         let size = parts.size_bytes();
         self.progress = None;
@@ -309,7 +317,7 @@ impl Resize {
         }
         let VmContext { capabilities, qmp, .. } = cx;
         let (Some(found), Some(qmp)) = (capabilities, qmp.socket()) else { return Ok(()) };
-        let devices = found.pluggers.iter().zip(&parts.devices).zip(&plan.requested_bytes);
+        let devices = found.pluggers.iter_mut().zip(&parts.devices).zip(&plan.requested_bytes);
         for ((plugger, device), &bytes) in devices {
             if device.requested_bytes != bytes {
                 plugger.request(qmp, bytes)?;
@@ -348,7 +356,7 @@ impl Resize {
     }
 }
 
-/// Whether the pilot has set the VM's limit.
-fn is_piloted(cx: &VmContext) -> bool {
-    cx.record.is_piloted && cx.record.limit_bytes.is_some()
+/// Whether the pilot decides by what the guest tells.
+fn is_watched(cx: &VmContext) -> bool {
+    cx.record.is_piloted && cx.record.limit_bytes.is_some() || plugged::is_watched(cx)
 }

@@ -109,6 +109,11 @@ impl Budget {
         self.taken += i128::from(bytes);
     }
 
+    /// Notes that so much is given.
+    pub fn give(&mut self, bytes: u64) {
+        self.given += i128::from(bytes);
+    }
+
     /// What VMs may get in this second because the host has too much.
     pub fn to_give(&self) -> u64 {
         let surplus = self.available - with_margin(2 * self.reserve) - self.given;
@@ -130,7 +135,7 @@ impl Budget {
             Class::Normal | Class::Latency => left - self.kept + self.lent,
         };
         let bytes = wanted.min(unsigned(room));
-        self.given += i128::from(bytes);
+        self.give(bytes);
         bytes
     }
 }

@@ -27,6 +27,13 @@ pub enum Action {
         /// The bytes from now on. `None`: as the daemon has it for all VMs.
         to: Option<u64>,
     },
+    /// Have its guest plug or unplug memory.
+    Plug {
+        /// What was to be plugged until now, in bytes.
+        from: u64,
+        /// What is to be plugged from now on, in bytes.
+        to: u64,
+    },
 }
 
 /// A decision, with its reason.
@@ -59,6 +66,9 @@ impl fmt::Display for Action {
             }
             Action::Compress { from, to: None } => {
                 write!(f, "compressed memory {} -> as ebbd --compressed", Bytes(from))
+            }
+            Action::Plug { from, to } => {
+                write!(f, "plugged memory {} -> {}", Bytes(from), Bytes(to))
             }
         }
     }

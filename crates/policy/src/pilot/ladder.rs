@@ -3,11 +3,13 @@
 //! | rung | what is taken | from whom |
 //! |---|---|---|
 //! | free | free memory of guests | all |
+//! | unseen | what guests can unplug | those of which Ebb does not see what is free |
 //! | cold | what a VM does not work with | batch VMs first, then normal, then latency |
 //! | disk | compressed pages, which go to the swap file | as cold, while the host is short |
 //! | warm | what a VM works with | batch VMs, while the host's stage is critical |
 //! | last | what a VM works with | normal VMs, then latency, while the host's stage is critical |
 //! | probe | a little of what it seems to work with, while nobody has cold memory | as cold |
+//! | last of all | what guests can unplug | those that no limit reaches, while the host is short |
 //!
 //! What a VM works with is known only roughly. A probe finds out: if the VM misses the memory, it
 //! is relieved, and its limit rests longer each time.
@@ -30,25 +32,25 @@ use super::state::VmState;
 use crate::pressure::HostMemory;
 
 /// Least free memory for which a round is worth while.
-const SPARE_LEAST_BYTES: u64 = 16 << 20;
+pub(super) const SPARE_LEAST_BYTES: u64 = 16 << 20;
 /// A limit is changed by this part of a VM's memory at least.
-const STEP_PART: u64 = 256;
+pub(super) const STEP_PART: u64 = 256;
 /// A limit goes up by this part of a VM's memory in a second, as far as the host has it.
-const GIVE_PART: u64 = 32;
+pub(super) const GIVE_PART: u64 = 32;
 /// A probe takes this part of a VM's memory in a second.
 const PROBE_PART: u64 = 100;
 
-type States = BTreeMap<String, VmState>;
-type Vm<'v> = (&'v VmSight, &'v mut VmState);
+pub(super) type States = BTreeMap<String, VmState>;
+pub(super) type Vm<'v> = (&'v VmSight, &'v mut VmState);
 
 /// What a look has decided so far.
 pub(super) struct Round<'a> {
-    now: Duration,
-    host: &'a HostMemory,
+    pub(super) now: Duration,
+    pub(super) host: &'a HostMemory,
     /// Whether the swap files are full, so that nothing in use is taken.
-    is_full: bool,
-    stage: Stage,
-    budget: Budget,
+    pub(super) is_full: bool,
+    pub(super) stage: Stage,
+    pub(super) budget: Budget,
     /// Whether a limit was lowered in this look.
     has_lowered: bool,
     pub decisions: Vec<Decision>,
@@ -77,7 +79,7 @@ fn is_lower_and_warm(vm: &VmSight) -> bool {
 
 /// The VMs of a class, those first that have least for their weight: they are given memory first, so
 /// that the VMs of a class share what there is by their weights.
-fn poorest_first(vms: &[VmSight], class: Class) -> Vec<&VmSight> {
+pub(super) fn poorest_first(vms: &[VmSight], class: Class) -> Vec<&VmSight> {
     let mut of_class: Vec<&VmSight> = vms.iter().filter(|vm| vm.rule.class == class).collect();
     let part =
         |vm: &VmSight| (u128::from(vm.has_bytes()) << 32) / u128::from(vm.rule.weight.max(1));
@@ -85,8 +87,8 @@ fn poorest_first(vms: &[VmSight], class: Class) -> Vec<&VmSight> {
     of_class
 }
 
-const LOWEST_FIRST: [Class; 3] = [Class::Batch, Class::Normal, Class::Latency];
-const HIGHEST_FIRST: [Class; 3] = [Class::Latency, Class::Normal, Class::Batch];
+pub(super) const LOWEST_FIRST: [Class; 3] = [Class::Batch, Class::Normal, Class::Latency];
+pub(super) const HIGHEST_FIRST: [Class; 3] = [Class::Latency, Class::Normal, Class::Batch];
 
 impl<'a> Round<'a> {
     pub fn new(
@@ -117,7 +119,8 @@ impl<'a> Round<'a> {
         for vm in vms.iter().filter(|vm| vm.may_give()) {
             let most = vm.most_bytes();
             let is_above = vm.limit_bytes.is_none_or(|limit| limit > most);
-            let state = states.get_mut(&vm.name).filter(|_| most < vm.memory_bytes && is_above);
+            let state = states.get_mut(&vm.name).filter(|state| !state.is_decided(self.now));
+            let state = state.filter(|_| most < vm.memory_bytes && is_above);
             let Some(state) = state else { continue };
             let step = vm.memory_bytes / Stage::Short.rate_part();
             let to = most.max(vm.has_bytes().saturating_sub(step));
@@ -163,9 +166,8 @@ impl<'a> Round<'a> {
         self.raise((vm, state), limit.saturating_add(bytes), why);
     }
 
-    /// Takes from VMs what the host lacks.
+    /// Takes from VMs what the host lacks beside free memory.
     pub fn take(&mut self, vms: &[VmSight], states: &mut States) {
-        self.reclaim(vms, states);
         if self.is_full {
             return;
         }
@@ -190,9 +192,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Gives VMs what the host has too much. Takes only free memory beyond what guests keep.
+    /// Gives VMs what the host has too much.
     pub fn give(&mut self, vms: &[VmSight], states: &mut States) {
-        self.reclaim(vms, states);
         let mut left = self.budget.to_give();
         for class in HIGHEST_FIRST {
             for vm in poorest_first(vms, class) {
@@ -223,8 +224,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Reclaims free memory.
-    fn reclaim(&mut self, vms: &[VmSight], states: &mut States) {
+    /// Reclaims free memory. While the host has enough, only what is beyond what guests keep.
+    pub fn reclaim(&mut self, vms: &[VmSight], states: &mut States) {
         for vm in vms.iter().filter(|vm| vm.may_reclaim && !vm.rule.is_held) {
             let kept = match (self.stage, vm.rule.class.kept_part()) {
                 (Stage::Ample, Some(part)) => vm.memory_bytes / part,
@@ -375,7 +376,7 @@ impl<'a> Round<'a> {
         self.decide(vm, Action::Compress { from, to }, why);
     }
 
-    fn decide(&mut self, vm: &VmSight, action: Action, why: String) {
+    pub(super) fn decide(&mut self, vm: &VmSight, action: Action, why: String) {
         self.decisions.push(Decision { vm: vm.name.clone(), action, why });
     }
 }

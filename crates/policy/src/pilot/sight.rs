@@ -42,6 +42,33 @@ pub struct CompressedSight {
     pub own_bytes: u64,
 }
 
+/// Memory that a guest has plugged, and can unplug.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PluggedSight {
+    /// What is plugged.
+    pub bytes: u64,
+    /// What is to be plugged.
+    pub asked_bytes: u64,
+    /// What was to be plugged before the pilot had the guest unplug any.
+    pub full_bytes: u64,
+    /// What is plugged or unplugged at a time.
+    pub block_bytes: u64,
+    /// Whether the guest can be asked to unplug some now.
+    pub may_unplug: bool,
+}
+
+impl PluggedSight {
+    /// So many bytes, down to whole blocks.
+    pub(super) fn whole(&self, bytes: u64) -> u64 {
+        bytes - bytes % self.block_bytes.max(1)
+    }
+
+    /// Whether more is to be plugged than is.
+    pub(super) fn is_coming(&self) -> bool {
+        self.bytes < self.asked_bytes
+    }
+}
+
 /// A VM at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VmSight {
@@ -67,6 +94,8 @@ pub struct VmSight {
     pub compressed: Option<CompressedSight>,
     /// What its guest says of its own memory. `None`: nothing lately.
     pub guest: Option<MemoryFigures>,
+    /// Memory that its guest has plugged. `None`: it can unplug none, or that is not known now.
+    pub plugged: Option<PluggedSight>,
     /// Whether its guest waits for room below the limit.
     pub waits: bool,
     /// Whether free memory can be reclaimed from it now.
@@ -104,6 +133,12 @@ impl VmSight {
     /// What its guest says, if it is about to run out of memory.
     pub(super) fn pressed(&self) -> Option<MemoryFigures> {
         self.guest.filter(MemoryFigures::is_pressed)
+    }
+
+    /// What its guest has plugged, if the pilot has had it unplug some. Whoever waits for room can
+    /// plug nothing.
+    pub(super) fn unplugged(&self) -> Option<PluggedSight> {
+        self.plugged.filter(|it| it.asked_bytes < it.full_bytes && !self.waits)
     }
 
     /// Memory that compressed pages take and may keep.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::plug_state::PlugState;
 use super::sight::VmSight;
 
 /// How long a limit stays as it is after it was raised for a VM that missed its memory.
@@ -56,6 +57,8 @@ pub(super) struct VmState {
     compressed: Option<Duration>,
     /// When free memory was to be reclaimed last, how much, and what was resident then.
     reclaimed: Option<(Duration, u64, u64)>,
+    /// Its plugged memory.
+    pub plug: PlugState,
 }
 
 impl VmState {
@@ -77,6 +80,7 @@ impl VmState {
             self.excess.1 = now;
         }
         self.excess.0 = excess;
+        self.plug.note(vm, now);
         self.seen = now;
         if self.lowered.is_some_and(|lowered| now >= lowered + BLAME) {
             // It was low enough for some time.
@@ -128,11 +132,13 @@ impl VmState {
         self.missed.0.saturating_mul(RELIEF_TIMES).max(least)
     }
 
-    /// What the VM is about to give: it is above its limit, and on its way down.
+    /// What the VM is about to give: it is above its limit, and on its way down, or its guest is
+    /// about to unplug memory.
     pub fn coming_bytes(&self, now: Duration) -> u64 {
         let lately = |since: Duration| now < since + PROGRESS;
         let is_on_its_way = lately(self.excess.1) || self.decided.is_some_and(lately);
-        if is_on_its_way { self.excess.0 } else { 0 }
+        let above_limit = if is_on_its_way { self.excess.0 } else { 0 };
+        above_limit.saturating_add(self.plug.coming_bytes(now))
     }
 
     /// Notes that the limit was raised because the VM missed memory. It rests twice as long as the

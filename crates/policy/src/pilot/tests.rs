@@ -1,6 +1,7 @@
 //! The pilot on simulated hosts.
 
 mod compressed;
+mod plugged;
 mod simulated;
 mod stages;
 
@@ -35,6 +36,7 @@ fn vm(name: &str) -> VmSight {
         refaulted_bytes: 0,
         compressed: None,
         guest: None,
+        plugged: None,
         waits: false,
         may_reclaim: true,
         may_limit: true,
@@ -53,7 +55,7 @@ fn once(available_mib: u64, vms: &[VmSight]) -> Vec<Decision> {
 fn limits(decisions: &[Decision]) -> Vec<(&str, Option<u64>)> {
     let limit = |decision: &'_ Decision| match decision.action {
         Action::Limit { to, .. } => Some(to.map(|bytes| bytes / MIB)),
-        Action::Reclaim { .. } | Action::Compress { .. } => None,
+        Action::Reclaim { .. } | Action::Compress { .. } | Action::Plug { .. } => None,
     };
     decisions.iter().filter_map(|decision| Some((&*decision.vm, limit(decision)?))).collect()
 }

@@ -17,8 +17,8 @@ use crate::host::link::Reply;
 use crate::host::registry::Daemon;
 use crate::model::api_error::{Answer, ApiError, failed};
 use crate::model::figures::VmFigures;
-use crate::model::piloted::Piloted;
-use crate::model::vm_routes::{PILOT_COMPRESSED, PILOT_LIMIT, PILOT_RECLAIM};
+use crate::model::piloted::{Piloted, PlugRequest};
+use crate::model::vm_routes::{PILOT_COMPRESSED, PILOT_LIMIT, PILOT_PLUGGED, PILOT_RECLAIM};
 
 /// Longest wait for a VM. It counts as failed then, and may be done all the same.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -34,14 +34,16 @@ pub(super) struct Act {
 }
 
 impl Act {
-    /// Takes back what the pilot has set, because it is off: one thing at a time. None: there is
-    /// nothing.
-    pub fn lift(state: &PilotState, vm: &VmName, piloted: &Piloted) -> Option<Act> {
+    /// Takes back what the pilot has set, because it is off: one thing at a time. What its guest
+    /// has unplugged comes first, unless it `refuses` that. None: there is nothing.
+    pub fn lift(state: &PilotState, vm: &VmName, piloted: &Piloted, refuses: bool) -> Option<Act> {
+        let plugged = piloted.plugged.filter(|it| it.unplugged_bytes() > 0 && !refuses);
         let compressed = piloted.compressed.filter(|compressed| compressed.is_piloted);
-        let action = match (piloted.limit_bytes, compressed) {
-            (Some(bytes), _) => Action::Limit { from: Some(bytes), to: None },
-            (None, Some(compressed)) => Action::Compress { from: compressed.most_bytes, to: None },
-            (None, None) => return None,
+        let action = match (plugged, piloted.limit_bytes, compressed) {
+            (Some(it), ..) => Action::Plug { from: it.asked_bytes, to: it.full_bytes },
+            (None, Some(bytes), _) => Action::Limit { from: Some(bytes), to: None },
+            (None, None, Some(it)) => Action::Compress { from: it.most_bytes, to: None },
+            (None, None, None) => return None,
         };
         let decision = Decision {
             vm: vm.to_string(),
@@ -59,12 +61,16 @@ pub(super) struct Acts {
     in_vain: BTreeMap<VmName, InVain>,
     /// When an act failed last.
     failed: BTreeMap<VmName, Instant>,
+    /// When plugging or unplugging failed last. Nothing else has to wait because of that.
+    refused: BTreeMap<VmName, Instant>,
 }
 
 /// What came of an act.
 struct Outcome {
     text: String,
     has_failed: bool,
+    /// Whether it was about plugged memory, and failed.
+    has_refused: bool,
     /// Free memory that could not be reclaimed, of what was asked for.
     in_vain_bytes: Option<u64>,
 }
@@ -85,6 +91,11 @@ impl Acts {
     /// Whether an act has just failed for the VM. The next one would, too.
     pub fn has_failed(&self, name: &VmName) -> bool {
         self.failed.get(name).is_some_and(|at| at.elapsed() < AFTER_FAILURE)
+    }
+
+    /// Whether the VM has just failed to plug or unplug memory.
+    pub fn has_refused(&self, name: &VmName) -> bool {
+        self.refused.get(name).is_some_and(|at| at.elapsed() < AFTER_FAILURE)
     }
 
     /// Free memory of the VM that could not be reclaimed lately.
@@ -109,6 +120,7 @@ impl Acts {
     pub async fn collect(&mut self, state: &PilotState) {
         self.in_vain.retain(|_, in_vain| in_vain.at.elapsed() < IN_VAIN_FOR);
         self.failed.retain(|_, at| at.elapsed() < AFTER_FAILURE);
+        self.refused.retain(|_, at| at.elapsed() < AFTER_FAILURE);
         let is_done =
             |(_, (_, doing)): &(&VmName, &(u64, JoinHandle<Outcome>))| doing.is_finished();
         let ended: Vec<VmName> =
@@ -119,6 +131,9 @@ impl Acts {
             state.came(number, outcome.text);
             if outcome.has_failed {
                 self.failed.insert(name.clone(), Instant::now());
+            }
+            if outcome.has_refused {
+                self.refused.insert(name.clone(), Instant::now());
             }
             if let Some(bytes) = outcome.in_vain_bytes.filter(|bytes| *bytes > 0) {
                 let in_vain = InVain { bytes: 0, at: Instant::now() };
@@ -131,7 +146,11 @@ impl Acts {
 
 impl Outcome {
     fn failed(why: impl std::fmt::Display) -> Outcome {
-        Outcome { text: format!("failed: {why}"), has_failed: true, in_vain_bytes: None }
+        Outcome { has_failed: true, ..Outcome::done(format!("failed: {why}")) }
+    }
+
+    fn done(text: String) -> Outcome {
+        Outcome { text, has_failed: false, has_refused: false, in_vain_bytes: None }
     }
 }
 
@@ -139,14 +158,24 @@ async fn carry_out(daemon: Daemon, name: VmName, action: Action) -> Outcome {
     let doing = async {
         match action {
             Action::Reclaim { bytes } => reclaim(&daemon, &name, bytes).await,
-            Action::Limit { to, .. } => set(&daemon, &name, PILOT_LIMIT, to).await,
-            Action::Compress { to, .. } => set(&daemon, &name, PILOT_COMPRESSED, to).await,
+            Action::Limit { to, .. } => set(&daemon, &name, PILOT_LIMIT, &to).await,
+            Action::Compress { to, .. } => set(&daemon, &name, PILOT_COMPRESSED, &to).await,
+            Action::Plug { from, to } => {
+                let request = PlugRequest { from_bytes: from, to_bytes: to };
+                set(&daemon, &name, PILOT_PLUGGED, &request).await
+            }
         }
     };
-    match timeout(PATIENCE, doing).await {
+    let outcome = match timeout(PATIENCE, doing).await {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(error)) => Outcome::failed(error),
         Err(_) => Outcome::failed(format!("no answer within {} s", PATIENCE.as_secs())),
+    };
+    match action {
+        Action::Plug { .. } => {
+            Outcome { has_refused: outcome.has_failed, has_failed: false, ..outcome }
+        }
+        _ => outcome,
     }
 }
 
@@ -158,17 +187,17 @@ async fn reclaim(daemon: &Daemon, name: &VmName, bytes: u64) -> Answer<Outcome> 
         .map_err(failed("the VM's answer"))?;
     let text = format!("reclaimed {}", Bytes(report.bytes));
     let in_vain_bytes = Some(bytes.saturating_sub(report.bytes));
-    Ok(Outcome { text, has_failed: false, in_vain_bytes })
+    Ok(Outcome { in_vain_bytes, ..Outcome::done(text) })
 }
 
 /// Sets something that the VM's process has on record.
-async fn set(daemon: &Daemon, name: &VmName, uri: &str, bytes: Option<u64>) -> Answer<Outcome> {
-    let reply = send(daemon, name, (Method::PUT, uri), &bytes).await?;
+async fn set(daemon: &Daemon, name: &VmName, uri: &str, what: &impl Serialize) -> Answer<Outcome> {
+    let reply = send(daemon, name, (Method::PUT, uri), what).await?;
     let figures = reply.read::<VmFigures>().map_err(failed("the VM's figures"))?;
     if daemon.listed(name).is_some_and(|listing| listing.publish(figures)) {
         daemon.pilot().hear_of_missed();
     }
-    Ok(Outcome { text: "done".into(), has_failed: false, in_vain_bytes: None })
+    Ok(Outcome::done("done".into()))
 }
 
 async fn send(

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use ebb_api::{BalloonStatus, MayTake, PilotSight, SeenBound, SeenVm, VmName, VmStatus};
+use ebb_api::{BalloonStatus, MayTake, PilotSight, SeenBound, SeenPlugged, SeenVm, VmName, VmStatus};
 use ebb_policy::need::MemoryFigures;
-use ebb_policy::pilot::{CompressedSight, HostSight, VmRule, VmSight};
+use ebb_policy::pilot::{CompressedSight, HostSight, PluggedSight, VmRule, VmSight};
 
 use super::record::class_for_clients;
 use crate::model::figures::millis;
-use crate::model::piloted::Piloted;
+use crate::model::piloted::{Piloted, PilotedPlugged};
 
 /// Figures of a guest count for so many seconds.
 const GUEST_AGE_S: u64 = 5;
@@ -31,6 +31,7 @@ pub(super) fn of(name: &VmName, status: &VmStatus, piloted: &Piloted, rule: VmRu
         working_bytes: piloted.working_bytes,
         refaulted_bytes: status.limit.refaulted_total_bytes,
         guest: status.balloon.as_ref().and_then(guest),
+        plugged: piloted.plugged.map(plugged),
         compressed: piloted.compressed.map(|compressed| CompressedSight {
             bytes: status.limit.compressed_bytes,
             most_bytes: compressed.most_bytes,
@@ -42,6 +43,16 @@ pub(super) fn of(name: &VmName, status: &VmStatus, piloted: &Piloted, rule: VmRu
         may_reclaim: may_take && !status.limit.waits,
         may_limit: piloted.left_alone.is_none(),
     }
+}
+
+fn plugged(plugged: PilotedPlugged) -> PluggedSight {
+    let PilotedPlugged { bytes, asked_bytes, full_bytes, block_bytes, may_unplug } = plugged;
+    PluggedSight { bytes, asked_bytes, full_bytes, block_bytes, may_unplug }
+}
+
+fn seen_plugged(plugged: PluggedSight) -> SeenPlugged {
+    let PluggedSight { bytes, asked_bytes, full_bytes, block_bytes, may_unplug } = plugged;
+    SeenPlugged { bytes, asked_bytes, full_bytes, block_bytes, may_unplug }
 }
 
 /// What a guest says of its memory; none: it is too old to say how it is now.
@@ -87,6 +98,7 @@ fn seen_vm(vm: &VmSight) -> Option<SeenVm> {
         compressed_own_bytes: vm.compressed.map_or(0, |compressed| compressed.own_bytes),
         guest_total_bytes: vm.guest.map(|guest| guest.total_bytes),
         guest_available_bytes: vm.guest.map(|guest| guest.available_bytes),
+        plugged: vm.plugged.map(seen_plugged),
         waits: vm.waits,
         may_reclaim: vm.may_reclaim,
         may_limit: vm.may_limit,

@@ -15,7 +15,7 @@ use super::{Known, Noted};
 use crate::host::registry::Daemon;
 use crate::model::api_error::{Answer, ApiError, not_allowed, unsaved};
 use crate::model::figures::millis;
-use crate::model::piloted::Piloted;
+use crate::model::piloted::{Piloted, PilotedPlugged};
 use crate::system::host_memory;
 
 /// Decisions that a status shows.
@@ -187,6 +187,7 @@ fn vm(name: VmName, resident_bytes: u64, piloted: Piloted, settings: &Settings) 
         working_bytes: piloted.working_bytes,
         limit_bytes: piloted.limit_bytes,
         compressed_most_bytes: piloted.compressed.map(|compressed| compressed.most_bytes),
+        unplugged_bytes: piloted.plugged.map_or(0, PilotedPlugged::unplugged_bytes),
         left_alone: piloted.left_alone,
         name,
     }

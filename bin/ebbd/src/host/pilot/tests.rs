@@ -13,8 +13,8 @@ use super::*;
 use crate::host::swap_dir::SwapDir;
 use crate::host::testing::{self, piloted};
 use crate::model::figures::VmFigures;
-use crate::model::piloted::{Piloted, PilotedCompressed};
-use crate::model::vm_routes::{PILOT_COMPRESSED, PILOT_LIMIT, PILOT_RECLAIM};
+use crate::model::piloted::{Piloted, PilotedCompressed, PilotedPlugged, PlugRequest};
+use crate::model::vm_routes::{PILOT_COMPRESSED, PILOT_LIMIT, PILOT_PLUGGED, PILOT_RECLAIM};
 
 const MIB: u64 = 1 << 20;
 const LONG: Duration = Duration::from_secs(20);
@@ -37,7 +37,13 @@ fn publish(daemon: &Daemon, name: &str, free_mib: u64, piloted: Piloted) {
 /// Stands in for the process of a VM. Its answers wait until they are to come.
 fn serve(daemon: &Daemon, name: &'static str, told: &Told, go: Option<Arc<Notify>>) {
     let (limits, reclaims) = (Arc::clone(told), Arc::clone(told));
-    let sizes = Arc::clone(told);
+    let (sizes, plugs) = (Arc::clone(told), Arc::clone(told));
+    let plugged = move |Json(PlugRequest { from_bytes, to_bytes }): Json<PlugRequest>| {
+        let (from, to) = (from_bytes / MIB, to_bytes / MIB);
+        plugs.lock().unwrap().push(format!("{name}: plugged {from} -> {to}"));
+        let (status, member, piloted) = (testing::status(), None, None);
+        async move { Json(VmFigures { number: 0, status, member, piloted }) }
+    };
     let compressed = move |Json(size): Json<Option<u64>>| {
         sizes.lock().unwrap().push(format!("{name}: compressed {:?}", size.map(|it| it / MIB)));
         let (status, member, piloted, times) = (testing::status(), None, None, None);
@@ -60,6 +66,10 @@ fn serve(daemon: &Daemon, name: &'static str, told: &Told, go: Option<Arc<Notify
     };
     let router = Router::new().route(PILOT_LIMIT, put(limit));
     let router = router.route(PILOT_COMPRESSED, put(compressed));
+    let router = match name {
+        "refuses" => router,
+        _ => router.route(PILOT_PLUGGED, put(plugged)),
+    };
     testing::serve(daemon, name, router.route(PILOT_RECLAIM, post(reclaim)));
 }
 
@@ -232,6 +242,59 @@ async fn limits_are_lifted_when_the_pilot_is_turned_off() {
     look(&mut keeper).await;
     assert_eq!(told(&mut keeper, &notes).await, ["other: compressed None"]);
     assert_eq!(status(&daemon).decisions[0].why, "the pilot is off, or in a dry run");
+}
+
+/// Of 2 GiB of plugged memory, the pilot has had half unplugged.
+fn unplugged() -> PilotedPlugged {
+    let (bytes, asked_bytes, full_bytes) = (1024 * MIB, 1024 * MIB, 2048 * MIB);
+    PilotedPlugged { bytes, asked_bytes, full_bytes, block_bytes: 2 * MIB, may_unplug: true }
+}
+
+#[tokio::test]
+async fn what_was_unplugged_comes_back_first_when_the_pilot_is_turned_off() {
+    let (home, notes) = (tempfile::tempdir().unwrap(), Told::default());
+    let daemon = daemon(home.path());
+    let both = Piloted { limit_bytes: Some(2000 * MIB), plugged: Some(unplugged()), ..piloted() };
+    for name in ["web", "refuses"] {
+        serve(&daemon, name, &notes, None);
+        publish(&daemon, name, 0, both.clone());
+    }
+    assert_eq!(status(&daemon).vms[0].unplugged_bytes, 1024 * MIB);
+    let mut keeper = Keeper::new(daemon.clone(), None);
+    look(&mut keeper).await;
+    assert_eq!(told(&mut keeper, &notes).await, ["web: plugged 1024 -> 2048"]);
+    publish(&daemon, "web", 0, Piloted { plugged: None, ..both });
+    look(&mut keeper).await;
+    let mut limits = told(&mut keeper, &notes).await;
+    limits.sort();
+    let expected = ["refuses: limit None", "web: limit None"];
+    assert_eq!(limits, expected, "who refuses to plug keeps its limit no longer");
+}
+
+#[tokio::test]
+async fn a_dry_run_gives_back_what_was_unplugged() {
+    let (home, notes) = (tempfile::tempdir().unwrap(), Told::default());
+    let daemon = daemon(home.path());
+    serve(&daemon, "web", &notes, None);
+    publish(&daemon, "web", 0, Piloted { plugged: Some(unplugged()), ..piloted() });
+    turn(&daemon, PilotMode::DryRun);
+    let mut keeper = Keeper::new(daemon.clone(), None);
+    look(&mut keeper).await;
+    assert_eq!(told(&mut keeper, &notes).await, ["web: plugged 1024 -> 2048"]);
+}
+
+#[tokio::test]
+async fn a_held_vm_gets_back_what_it_unplugged() {
+    let (home, notes) = (tempfile::tempdir().unwrap(), Told::default());
+    let daemon = daemon(home.path());
+    serve(&daemon, "held", &notes, None);
+    publish(&daemon, "held", 0, Piloted { plugged: Some(unplugged()), ..piloted() });
+    let hold = RuleRequest { hold: Some(true), ..RuleRequest::default() };
+    rule(&daemon, &"held".parse().unwrap(), &hold).unwrap();
+    turn(&daemon, PilotMode::On);
+    let mut keeper = Keeper::new(daemon.clone(), None);
+    look(&mut keeper).await;
+    assert_eq!(told(&mut keeper, &notes).await, ["held: plugged 1024 -> 2048"]);
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ebb_api::{BalloonStatus, DeviceServer, DriverState, GuestFigures, MemoryDeviceStatus};
 use ebb_policy::need::MemoryFigures;
 use ebb_policy::resize::{BalloonPart, DevicePart, Driver};
+use ebb_units::Gpa;
 use ebb_virtio_mem::Device;
 use ebb_vm::balloon::{self, Balloon};
 use ebb_vm::driver::GuestDriver;
@@ -68,10 +69,12 @@ impl Plugger {
     ///
     /// # Errors
     /// The VMM's refusal, or the device's.
-    pub fn request(&self, qmp: &mut Qmp, bytes: u64) -> Result<(), String> {
+    pub fn request(&mut self, qmp: &mut Qmp, bytes: u64) -> Result<(), String> {
         match self {
             Plugger::Qemu(device) => {
-                memory_device::request(qmp, device, bytes).map_err(|error| error.to_string())
+                memory_device::request(qmp, device, bytes).map_err(|error| error.to_string())?;
+                device.requested_bytes = bytes;
+                Ok(())
             }
             Plugger::Ebb { device, .. } => {
                 device.request_bytes(bytes).map_err(|error| error.to_string())
@@ -79,14 +82,17 @@ impl Plugger {
         }
     }
 
+    /// Returns where the device's memory begins.
+    pub fn address(&self) -> Gpa {
+        match self {
+            Plugger::Qemu(device) => device.address,
+            Plugger::Ebb { device, .. } => device.geometry().start,
+        }
+    }
+
     /// Whether the device plugs this region.
     pub fn has(&self, region: &Region) -> bool {
-        let (address, bytes) = match self {
-            Plugger::Qemu(device) => (device.address, device.max_bytes),
-            Plugger::Ebb { device, .. } => {
-                (device.geometry().start, device.geometry().region_bytes)
-            }
-        };
+        let (address, bytes) = (self.address(), self.device().max_bytes);
         region.gpa >= address && region.gpa.0 - address.0 < bytes
     }
 }

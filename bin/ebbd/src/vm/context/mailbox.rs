@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 use super::work::Work;
 use crate::model::api_error::Answer;
 use crate::model::host_pressure::PressureNotice;
+use crate::model::piloted::PlugRequest;
 use crate::model::share::Share;
 
 /// Which free memory to reclaim.
@@ -58,6 +59,8 @@ pub enum Command {
     PilotLimit(Option<u64>, oneshot::Sender<Answer<()>>),
     /// Give compressed pages so much memory, by the pilot.
     PilotCompressed(Option<u64>, oneshot::Sender<Answer<()>>),
+    /// Have the guest plug or unplug memory, by the pilot.
+    PilotPlugged(PlugRequest, oneshot::Sender<Answer<()>>),
     /// Hear of the host's memory, and reclaim if the host is short of it. Answers with the bytes.
     HostPressure(PressureNotice, oneshot::Sender<Answer<u64>>),
     /// Answer as soon as commands are obeyed.
@@ -86,6 +89,7 @@ impl Command {
             Command::Share(_, to)
             | Command::PilotLimit(_, to)
             | Command::PilotCompressed(_, to)
+            | Command::PilotPlugged(_, to)
             | Command::Ready(to) => to.is_closed(),
             Command::HostPressure(_, to) => to.is_closed(),
             Command::Detach(to) => to.is_closed(),
@@ -108,14 +112,17 @@ pub struct Mailbox {
     begun: Arc<AtomicU64>,
     /// The worker detaches the VM.
     is_detaching: Arc<AtomicBool>,
+    /// The pilot wants to know what the guest needs.
+    is_watched: Arc<AtomicBool>,
 }
 
 impl Mailbox {
     /// Returns an empty mailbox, and the receiver of its commands.
     pub fn new() -> (Mailbox, Receiver<Command>) {
         let (to, commands) = channel();
-        let (is_pressed, is_detaching) = (Arc::default(), Arc::default());
-        (Mailbox { to, is_pressed, begun: Arc::default(), is_detaching }, commands)
+        let (is_pressed, begun) = (Arc::default(), Arc::default());
+        let (is_detaching, is_watched) = (Arc::default(), Arc::default());
+        (Mailbox { to, is_pressed, begun, is_detaching, is_watched }, commands)
     }
 
     /// Returns where commands go.
@@ -163,5 +170,15 @@ impl Mailbox {
     /// Whether the worker detaches the VM.
     pub fn is_detaching(&self) -> bool {
         self.is_detaching.load(Relaxed)
+    }
+
+    /// Notes whether the pilot wants to know what the guest needs.
+    pub fn note_watched(&self, is_watched: bool) {
+        self.is_watched.store(is_watched, Relaxed);
+    }
+
+    /// Whether the pilot wants to know what the guest needs.
+    pub fn is_watched(&self) -> bool {
+        self.is_watched.load(Relaxed)
     }
 }

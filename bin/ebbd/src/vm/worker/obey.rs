@@ -27,7 +27,10 @@ impl Worker {
             Command::Status(..) | Command::Heat(_) => false,
             Command::Pressure | Command::Ready(_) => false,
             Command::HostPressure(PressureNotice { why: None, .. }, _) => false,
-            Command::Resize(..) | Command::Size(_) | Command::HostPressure(..) => !self.cx.waits(),
+            Command::Resize(..)
+            | Command::Size(_)
+            | Command::PilotPlugged(..)
+            | Command::HostPressure(..) => !self.cx.waits(),
             _ => true,
         };
         // The command may need QEMU, and QEMU may wait for room.
@@ -77,8 +80,7 @@ impl Worker {
             }
             Command::Heat(to) => drop(to.send(Ok(self.tiering.report()))),
             Command::Share(share, to) => {
-                let answer = self.set_share(share);
-                self.publish_and_answer(answer, to);
+                self.publish_and_answer(to, |worker| worker.set_share(share));
             }
             Command::Allow(limit_bytes, to) => {
                 if share::allow(&mut self.cx, limit_bytes) {
@@ -88,12 +90,14 @@ impl Worker {
                 drop(to.send(Ok(())));
             }
             Command::PilotLimit(limit_bytes, to) => {
-                let answer = self.set_pilot_limit(limit_bytes);
-                self.publish_and_answer(answer, to);
+                self.publish_and_answer(to, |worker| worker.set_pilot_limit(limit_bytes));
             }
             Command::PilotCompressed(bytes, to) => {
-                let answer = self.set_pilot_compressed(bytes);
-                self.publish_and_answer(answer, to);
+                self.publish_and_answer(to, |worker| worker.set_pilot_compressed(bytes));
+            }
+            Command::PilotPlugged(request, to) => {
+                let plug = |it: &mut Worker| it.resize.plug_by_pilot(&mut it.cx, request);
+                self.publish_and_answer(to, plug);
             }
             Command::HostPressure(notice, to) => drop(to.send(Ok(self.hear_of_host(notice)))),
             Command::Detach(to) => {
@@ -111,8 +115,13 @@ impl Worker {
         Next::Go
     }
 
-    /// Answers once others can see what has changed.
-    fn publish_and_answer<T>(&mut self, answer: Answer<T>, to: oneshot::Sender<Answer<T>>) {
+    /// Carries out something, and answers once others can see what has changed.
+    fn publish_and_answer<T>(
+        &mut self,
+        to: oneshot::Sender<Answer<T>>,
+        carry_out: impl FnOnce(&mut Worker) -> Answer<T>,
+    ) {
+        let answer = carry_out(self);
         self.publish();
         drop(to.send(answer));
     }
@@ -194,6 +203,12 @@ impl Worker {
     fn detach(&mut self) -> Answer<DetachReport> {
         detach::may_detach(&mut self.cx)?;
         let began = Instant::now();
+        self.resize.plug_again(&mut self.cx).map_err(|error| {
+            not_allowed(format!(
+                "its guest cannot be given back what it unplugged for the pilot, so the VM stays \
+                 managed: {error}"
+            ))
+        })?;
         self.resize.give_balloon_back(&mut self.cx);
         // Else what comes back would wait for what is evicted.
         let _gate = OpenGate::for_faults(self.cx.pager.room());

@@ -28,6 +28,8 @@ impl Size<'_> {
         if prepared.is_by_sharing() {
             self.hyperalloc.check(self.cx)?;
         }
+        // The size is not the pilot's from now on, and counts from what it was before the pilot.
+        self.resize.plug_again(self.cx)?;
         let goal = self.resize.begin(self.cx, request, &prepared)?;
         if goal == SharedGoal::Same {
             self.hyperalloc.forget_last_change();

@@ -18,7 +18,19 @@ struct Guest {
     compressed: Zone,
     /// Whether it tells what it needs.
     tells: bool,
+    plugged: Plugged,
 }
+
+/// Memory that a guest unplugs, from whom nothing else can be taken; all 0: it has none.
+#[derive(Clone, Copy, Debug, Default)]
+struct Plugged {
+    full: u64,
+    asked: u64,
+    now: u64,
+}
+
+/// A guest unplugs so much in a second.
+const UNPLUGS: u64 = 64;
 
 /// Compressed memory. Pages shrink to a half.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,7 +55,36 @@ impl Guest {
         let rule = VmRule { class, ..VmRule::default() };
         let resident = Resident { working, cold, free: memory - working - cold };
         let (limit, compressed) = (None, Zone::default());
-        Guest { rule, memory, working, resident, limit, refaulted: 0, compressed, tells: false }
+        let (tells, plugged) = (false, Plugged::default());
+        Guest { rule, memory, working, resident, limit, refaulted: 0, compressed, tells, plugged }
+    }
+
+    /// Makes it a guest from which nothing can be taken but what it unplugs: a half of it.
+    fn unplugging(mut self) -> Guest {
+        let full = self.memory / 2;
+        (self.tells, self.plugged) = (true, Plugged { full, asked: full, now: full });
+        self
+    }
+
+    /// What it has.
+    fn size(&self) -> u64 {
+        self.memory - (self.plugged.full - self.plugged.now)
+    }
+
+    /// Plugs or unplugs what it was asked for.
+    fn plug(&mut self) {
+        if self.plugged.full == 0 {
+            return;
+        }
+        let Plugged { asked, now, .. } = &mut self.plugged;
+        *now = (*now).saturating_sub(UNPLUGS).max(*asked);
+        let all = self.resident.working + self.resident.cold + self.resident.free;
+        let mut over = all.saturating_sub(self.size());
+        for part in [&mut self.resident.free, &mut self.resident.cold] {
+            let gone = over.min(*part);
+            (*part, over) = (*part - gone, over - gone);
+        }
+        assert_eq!(over, 0, "it works with that");
     }
 
     fn resident(&self) -> u64 {
@@ -52,6 +93,7 @@ impl Guest {
 
     /// A second of work.
     fn work(&mut self) {
+        self.plug();
         let missed = self.working.saturating_sub(self.resident.working);
         self.refaulted += missed;
         self.resident.working = self.working;
@@ -96,14 +138,27 @@ impl Guest {
                 assert_eq!(from, self.compressed.most * MIB);
                 self.compressed.most = to.expect("a size") / MIB;
             }
+            Action::Plug { from, to } => {
+                assert_eq!(from, self.plugged.asked * MIB);
+                self.plugged.asked = to / MIB;
+            }
         }
     }
 
     fn seen_as(&self, name: String) -> VmSight {
+        let Plugged { full, asked, now } = self.plugged;
+        let plugged = PluggedSight {
+            bytes: now * MIB,
+            asked_bytes: asked * MIB,
+            full_bytes: full * MIB,
+            block_bytes: MIB,
+            may_unplug: true,
+        };
+        let size = self.size();
         VmSight {
             name,
             rule: self.rule,
-            memory_bytes: self.memory * MIB,
+            memory_bytes: size * MIB,
             resident_bytes: self.resident() * MIB,
             floor_bytes: (48 + self.memory / 64) * MIB,
             limit_bytes: self.limit.map(|limit| limit * MIB),
@@ -111,17 +166,18 @@ impl Guest {
             working_bytes: self.limit.map(|_| self.working * MIB),
             refaulted_bytes: self.refaulted * MIB,
             guest: self.tells.then(|| MemoryFigures {
-                total_bytes: self.memory * MIB,
-                available_bytes: (self.memory - self.working) * MIB,
+                total_bytes: size * MIB,
+                available_bytes: (size - self.working) * MIB,
             }),
+            plugged: Some(plugged).filter(|_| full > 0),
             compressed: Some(CompressedSight {
                 own_bytes: 0,
                 bytes: self.compressed.taken * MIB,
                 most_bytes: self.compressed.most * MIB,
             }),
             waits: false,
-            may_reclaim: true,
-            may_limit: true,
+            may_reclaim: full == 0,
+            may_limit: full == 0,
         }
     }
 }
@@ -136,6 +192,8 @@ struct Host {
     turns: Vec<(u32, Ordering)>,
     /// The same of compressed memory.
     compressed_turns: Vec<(u32, Ordering)>,
+    /// The same of plugged memory.
+    plugged_turns: Vec<(u32, Ordering)>,
     /// What came back since this was last counted.
     refaulted: u64,
 }
@@ -143,8 +201,9 @@ struct Host {
 impl Host {
     fn new(memory: u64, guests: Vec<Guest>) -> Host {
         let turns = vec![(0, Ordering::Equal); guests.len()];
-        let (pilot, compressed_turns) = (Pilot::default(), turns.clone());
-        Host { memory, guests, pilot, seconds: 0, turns, compressed_turns, refaulted: 0 }
+        let (compressed_turns, plugged_turns) = (turns.clone(), turns.clone());
+        let (pilot, seconds, refaulted) = (Pilot::default(), 0, 0);
+        Host { memory, guests, pilot, seconds, turns, compressed_turns, plugged_turns, refaulted }
     }
 
     fn rule(&self) -> HostRule {
@@ -189,6 +248,9 @@ impl Host {
             true => self.pilot.look(now, rule, &host, &sights),
             false => self.pilot.relieve(now + Duration::from_millis(500), rule, &host, &sights),
         };
+        // Until there is twice the reserve, and some more.
+        let border = self.memory / 20 * MIB * 2;
+        let mut lacks = (border + border * 3 / 16).saturating_sub(host.host.available_bytes);
         for decision in decisions {
             let number: usize = decision.vm.parse().unwrap();
             let (guest, sight) = (&mut self.guests[number], &sights[number]);
@@ -205,12 +267,22 @@ impl Host {
                 assert!(to <= sight.memory_bytes, "{decision}");
                 turn(&mut self.compressed_turns[number], to.cmp(&from));
             }
+            if let Action::Plug { from, to } = decision.action {
+                let gone = from.saturating_sub(to);
+                assert!(to <= guest.plugged.full * MIB && gone <= lacks, "{decision}, {lacks}");
+                lacks -= gone;
+                let left = sight.memory_bytes - gone;
+                let working = guest.working * MIB + sight.guest.map_or(0, |it| it.reserve_bytes());
+                assert!(gone == 0 || left >= sight.least_bytes().max(working), "{decision}");
+                turn(&mut self.plugged_turns[number], to.cmp(&from));
+            }
             guest.obey(decision.action);
         }
     }
 
     fn count_anew(&mut self) {
         let all = self.turns.iter_mut().chain(&mut self.compressed_turns);
+        let all = all.chain(&mut self.plugged_turns);
         all.for_each(|(turns, _)| *turns = 0);
         self.refaulted = 0;
     }
@@ -341,4 +413,51 @@ proptest! {
         let turns = &host.compressed_turns;
         prop_assert!(turns.iter().all(|(turns, _)| *turns <= 10), "{turns:?}");
     }
+
+    #[test]
+    fn what_was_unplugged_comes_back_once_the_host_has_enough(
+        guests in guests(),
+        unplug in proptest::collection::vec(any::<bool>(), 12),
+        percent in 50u64..100,
+    ) {
+        let guests = guests.into_iter().zip(unplug);
+        let made = |(guest, unplugs): (Guest, bool)| match unplugs {
+            true => guest.unplugging(),
+            false => guest,
+        };
+        let guests: Vec<Guest> = guests.map(made).collect();
+        let all: u64 = guests.iter().map(|guest| guest.memory).sum();
+        let mut host = Host::new((all * percent / 100).max(1000), guests);
+        host.run(600);
+        host.count_anew();
+        host.run(300);
+        // A guest that got memory back rests for as long.
+        let turns = &host.plugged_turns;
+        prop_assert!(turns.iter().all(|(turns, _)| *turns <= 2), "{turns:?}");
+        host.count_anew();
+        host.memory = all * 3;
+        host.run(300);
+        let is_whole = |guest: &Guest| guest.plugged.now == guest.plugged.full;
+        prop_assert!(host.guests.iter().all(is_whole), "{:?}", host.guests);
+        let turns = &host.plugged_turns;
+        prop_assert!(turns.iter().all(|(turns, _)| *turns <= 1), "{turns:?}");
+    }
+}
+
+#[test]
+fn guests_that_nothing_else_reaches_unplug_what_a_host_lacks() {
+    let guest = Guest::new(Class::Normal, 4000, 1000, 3000).unplugging();
+    let mut host = Host::new(15_000, vec![guest; 4]);
+    host.run(120);
+    assert!(host.available() >= host.memory / 20, "{} MiB", host.available());
+    assert!(host.available() < host.memory / 8, "no more than it lacks: {}", host.available());
+    let unplugged = |host: &Host| -> u64 {
+        host.guests.iter().map(|guest| guest.plugged.full - guest.plugged.now).sum()
+    };
+    assert!(unplugged(&host) >= 1500, "{} MiB", unplugged(&host));
+    // One of them needs what it had.
+    let before = host.guests[0].plugged.now;
+    host.guests[0].working = host.guests[0].size() - 100;
+    host.run(60);
+    assert!(host.guests[0].plugged.now > before, "{:?}", host.guests[0]);
 }
