@@ -32,6 +32,9 @@ pub use self::target::target_of;
 
 /// Time between two looks at a size that does not move, and at the guest's need.
 const STEP_EVERY: Duration = Duration::from_secs(1);
+/// Least time between two looks for a status. A look is a dozen questions to QEMU's main thread, and
+/// whoever may only read may ask for a status as often as it likes.
+const STATUS_EVERY: Duration = Duration::from_millis(50);
 /// Seconds between two figures of the guest while its size is to change.
 const POLL_BUSY_S: u64 = 1;
 /// Seconds between two figures of the guest while its size stays.
@@ -44,6 +47,8 @@ pub struct Resize {
     stepped: Option<Instant>,
     /// When QEMU was last asked for the guest's figures.
     looked: Option<Instant>,
+    /// When it was last asked for a status.
+    asked: Option<Instant>,
     /// Whether they were asked for because of the pilot.
     is_watched: bool,
     /// Whether this process knows that the devices are as the pilot has asked, by the record.
@@ -102,6 +107,15 @@ impl Resize {
     pub fn glance(&mut self, cx: &mut VmContext) {
         if let Err(error) = self.look(cx) {
             tracing::debug!("its size: {error}");
+        }
+    }
+
+    /// Does as [`Resize::glance`] for a status, unless it has just been done.
+    pub fn glance_for_status(&mut self, cx: &mut VmContext) {
+        let is_due = self.asked.is_none_or(|asked| asked.elapsed() >= STATUS_EVERY);
+        if is_due || cx.capabilities.is_none() {
+            self.asked = Some(Instant::now());
+            self.glance(cx);
         }
     }
 

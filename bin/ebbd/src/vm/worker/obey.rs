@@ -129,7 +129,7 @@ impl Worker {
     fn status(&mut self, counts: bool) -> Answer<ebb_api::VmStatus> {
         if !self.cx.waits() {
             self.confirm_if_unknown();
-            self.resize.glance(&mut self.cx);
+            self.resize.glance_for_status(&mut self.cx);
         }
         self.reclaim.judge_restored(&self.cx);
         status::of(&self.knowing(), counts)
