@@ -101,3 +101,24 @@ fn a_vm_that_is_in_large_folios_lives_within_its_limit() {
     vm.detach();
     assert_eq!(vm.guest("check a"), "0");
 }
+
+/// QEMU can be told to place RAM so that each huge frame of the guest has parts of two huge pages.
+#[test]
+fn ram_where_huge_pages_do_not_fit_is_in_small_pages() {
+    let setting = HostSetting::shared_huge_pages();
+    require!(setting.as_ref());
+    let (host, odd) = (Host::new(), "-machine max-ram-below-4g=255M");
+    let run = |backing: &str| {
+        format!("run --name odd --memory 512M --backing {backing} -- -boot menu=on {odd}")
+    };
+    let why = host.ebb(&run("thp")).refused();
+    assert!(why.contains("give --backing small"), "{why}");
+    assert_eq!(host.list().len(), 0);
+    host.ebb(&run("small")).ok();
+    let vm = host.qemu(Guest::debian("6.1-cloud").memory("512M").qemu_args(odd));
+    vm.attach();
+    let status = vm.status();
+    assert_eq!(status.backing, Backing::Small, "{}", status.backing_reason);
+    vm.guest("fill a 300M");
+    evict_and_check(&vm);
+}

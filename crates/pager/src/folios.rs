@@ -276,7 +276,7 @@ impl FolioMap {
     }
 
     /// Whether each large folio lies in one huge frame, and all of this huge frame is RAM.
-    pub(crate) fn holds_whole_folios(&self, gfn: Gfn) -> bool {
+    pub fn holds_whole_folios(&self, gfn: Gfn) -> bool {
         let place = self.frames.ram().range(FrameRange::huge(gfn.huge()));
         place.is_some_and(|place| place.offset.is_multiple_of(HUGE_BYTES))
     }

@@ -21,7 +21,7 @@ use tempfile::TempDir;
 
 use crate::{FaultThread, Grain, NoDevices, NoDisk, Pager, PagerParts, RefillThreads};
 
-/// Bytes of a machine's RAM: one huge frame.
+/// Usual bytes of a machine's RAM: one huge frame.
 const RAM_BYTES: u64 = 2 << 20;
 
 /// Returns the page that a number stands for: zeros, one byte repeated, or a pattern.
@@ -50,7 +50,7 @@ pub fn new_uffd() -> io::Result<Uffd> {
     Ok(uffd)
 }
 
-/// A VM in this process, with one huge frame of RAM: what outlives a daemon. Whatever touches the
+/// A VM in this process, usually with one huge frame of RAM: what outlives a daemon. Whatever touches the
 /// memory of [`Machine::guest`] is the guest.
 pub struct Machine {
     /// The RAM, as the first daemon maps it.
@@ -68,8 +68,14 @@ pub struct Machine {
 impl Machine {
     /// Makes a machine of small pages.
     pub fn small() -> Machine {
-        let file = RamFile::create("machine", RAM_BYTES).unwrap();
-        let guest = Guest { memory: Arc::new(small_pages(&file)), file: Arc::new(file) };
+        Machine::at(Gpa(0), RAM_BYTES)
+    }
+
+    /// Makes a machine of small pages with so much RAM, which begins there.
+    pub fn at(start: Gpa, bytes: u64) -> Machine {
+        let file = RamFile::create("machine", bytes).unwrap();
+        let memory = Arc::new(small_pages(&file, bytes));
+        let guest = Guest { memory, file: Arc::new(file), start, bytes };
         let puncher = Puncher::new(guest.ram());
         Machine {
             ram: Arc::clone(puncher.ram()),
@@ -185,8 +191,8 @@ impl Machine {
     }
 }
 
-fn small_pages(file: &RamFile) -> Mapping {
-    let mapping = Mapping::new(file, 0, RAM_BYTES).unwrap();
+fn small_pages(file: &RamFile, bytes: u64) -> Mapping {
+    let mapping = Mapping::new(file, 0, bytes).unwrap();
     // A kernel without huge pages need not be told.
     let _ = mapping.use_huge_pages(false);
     mapping
@@ -197,15 +203,18 @@ fn small_pages(file: &RamFile) -> Mapping {
 pub struct Guest {
     memory: Arc<Mapping>,
     file: Arc<RamFile>,
+    /// Where its RAM begins; at the beginning of the file.
+    start: Gpa,
+    bytes: u64,
 }
 
 impl Guest {
     /// The RAM as a daemon finds it, by a descriptor and a mapping of its own.
     fn ram(&self) -> Ram {
         let file = RamFile::from(self.file.as_fd().try_clone_to_owned().unwrap());
-        let mapping = small_pages(&file);
+        let mapping = small_pages(&file, self.bytes);
         let hva = self.memory.address();
-        let region = Region { gpa: Gpa(0), bytes: RAM_BYTES, hva, file: 0, offset: 0 };
+        let region = Region { gpa: self.start, bytes: self.bytes, hva, file: 0, offset: 0 };
         Ram::new(vec![region], vec![Backing::new(file, mapping)]).unwrap()
     }
 
@@ -219,12 +228,17 @@ impl Guest {
     /// # Errors
     /// As fallocate(2).
     pub fn punch(&self, frames: FrameRange) -> io::Result<()> {
-        self.file.punch(frames.start.gpa().0, frames.bytes())
+        self.file.punch(self.offset(frames.start), frames.bytes())
+    }
+
+    /// Where a frame is in the file.
+    fn offset(&self, gfn: Gfn) -> u64 {
+        gfn.gpa().0 - self.start.0
     }
 
     /// Writes a page.
     pub fn write(&self, gfn: Gfn, page: &Page) {
-        let words = self.memory.words(gfn.gpa().0, 512).unwrap();
+        let words = self.memory.words(self.offset(gfn), 512).unwrap();
         for (word, bytes) in words.iter().zip(page.as_chunks().0) {
             word.store(u64::from_ne_bytes(*bytes), Relaxed);
         }
@@ -232,12 +246,12 @@ impl Guest {
 
     /// Removes all of the memory from the page table.
     pub fn forget(&self) {
-        self.memory.forget(0, RAM_BYTES).unwrap();
+        self.memory.forget(0, self.bytes).unwrap();
     }
 
     /// Reads a page.
     pub fn read(&self, gfn: Gfn) -> Page {
-        let words = self.memory.words(gfn.gpa().0, 512).unwrap();
+        let words = self.memory.words(self.offset(gfn), 512).unwrap();
         let mut page = [0; FRAME_BYTES as usize];
         for (word, bytes) in words.iter().zip(page.as_chunks_mut().0) {
             *bytes = word.load(Relaxed).to_ne_bytes();

@@ -9,7 +9,7 @@ use ebb_pager::{Grain, NothingKnown, Pager, PagerParts, Zeros};
 use ebb_store::Page;
 use ebb_sys::folios;
 use ebb_sys::process::Process;
-use ebb_units::{FRAME_BYTES, FrameRange, Gfn, HugeFrame};
+use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa, HugeFrame};
 use rustix::fs::sendfile;
 use testkit::{HostSetting, require};
 
@@ -81,6 +81,27 @@ fn a_pin_on_a_hole_brings_no_huge_page() {
     pager.devices().unpin(frame);
     let punched: Vec<Gfn> = back.into_iter().filter(|gfn| *gfn != frame.start).collect();
     assert!(punched.len() < 256 && daemon.wrong() == punched);
+}
+
+/// RAM begins in the middle of a huge frame, and with it the first huge page of the file. So each huge
+/// frame has halves of two huge pages.
+#[test]
+fn what_shares_a_huge_page_with_its_neighbour_stays() {
+    let _alone = SETTINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    let setting = available(HostSetting::shared_huge_pages());
+    require!(setting.as_ref());
+    let machine = Machine::at(Gpa(1 << 20), 6 << 20);
+    machine.allow_huge_pages(true);
+    let daemon = Daemon::new(machine, Grain::Huge);
+    let guest = daemon.machine.guest();
+    let [first, neighbour] = [1, 2].map(|huge| FrameRange::huge(HugeFrame(huge)));
+    first.frames().for_each(|gfn| guest.write(gfn, &page(gfn)));
+    let all: Vec<Gfn> = first.frames().collect();
+    let evicted = daemon.pager.evictor().evict(&all, &NothingKnown).unwrap().frames();
+    // Brings the huge page whose other half is the first one's.
+    neighbour.frames().for_each(|gfn| drop(guest.read(gfn)));
+    let wrong = first.frames().filter(|gfn| guest.read(*gfn) != page(*gfn)).count();
+    assert_eq!((evicted, wrong), (0, 0));
 }
 
 /// Makes a VM of small pages, all of whose memory came before huge pages were forbidden.

@@ -258,16 +258,22 @@ impl<'a, R: FnMut(&ReclaimedBlocks) -> bool> Pass<'a, R> {
     fn fill_of(&self, block: FrameRange) -> Option<u8> {
         match self.byte_of(block.start) == Some(PAGE_POISON) {
             false => Some(0),
-            // A part of a huge page may be zeroed in place instead of punched. The guest would then
-            // find zeros instead of its poison.
-            true if block.count < FRAMES_PER_HUGE && self.pager.folios().grain() == Grain::Huge => {
-                None
-            }
+            true if self.has_part_of_a_huge_page(block) => None,
             true => block
                 .frames()
                 .all(|gfn| self.is_filled(FrameRange::new(gfn, 1)))
                 .then_some(PAGE_POISON),
         }
+    }
+
+    /// Whether a huge page may lie in the block only in part. Such a part is zeroed in place instead
+    /// of punched, or comes back with the rest of its page: the guest would find zeros instead of
+    /// its poison.
+    fn has_part_of_a_huge_page(&self, block: FrameRange) -> bool {
+        let folios = self.pager.folios();
+        let holds_whole_pages =
+            || block.by_huge().all(|frames| folios.holds_whole_folios(frames.start));
+        folios.grain() == Grain::Huge && (block.count < FRAMES_PER_HUGE || !holds_whole_pages())
     }
 
     /// The first byte of a frame, if the next seven equal it.

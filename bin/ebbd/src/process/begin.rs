@@ -158,6 +158,12 @@ fn run(site: &Site, request: &RunRequest, directory: &Path) -> Answer<Begun> {
     let passed = passed_through::take_new(&started.process, request)?;
     let found =
         devices::of_new(&started.process, &mut started.qmp, (&served_names, passed.is_some()))?;
+    if backing.value == Backing::Thp && !host_facts::huge_pages_fit(&started.ram) {
+        return Err(not_allowed(
+            "QEMU's arguments place its RAM where huge pages do not fit (max-ram-below-4g, or the \
+             sizes of NUMA nodes): give --backing small, or sizes that are multiples of 2 MiB",
+        ));
+    }
     if let Some(tiers) = &tiers {
         tiers::check(tiers, backing.value, &found)?;
     }

@@ -83,9 +83,10 @@ pub fn backing(asked: Backing, memory_bytes: u64) -> Answer<Chosen<Backing>> {
 
 /// The backing of a VM that somebody else started.
 pub fn backing_of(ram: &Ram, hugetlb: bool) -> Chosen<Backing> {
-    let aligned = ram
-        .regions()
-        .all(|region| (region.hva.0.wrapping_sub(region.offset)).is_multiple_of(HUGE_BYTES));
+    let aligned = huge_pages_fit(ram)
+        && ram
+            .regions()
+            .all(|region| (region.hva.0.wrapping_sub(region.offset)).is_multiple_of(HUGE_BYTES));
     match (hugetlb, aligned, shmem_huge_pages()) {
         (true, ..) => Chosen::new(Backing::Hugetlb, "its RAM is in hugetlb pages"),
         (_, true, true) if !keeps_holes() => Chosen::new(Backing::Small, OLD_KERNEL),
@@ -96,6 +97,12 @@ pub fn backing_of(ram: &Ram, hugetlb: bool) -> Chosen<Backing> {
         ),
         (_, _, false) => Chosen::new(Backing::Small, no_huge_pages()),
     }
+}
+
+/// Whether each huge frame of the guest is one huge page of its file. QEMU's `max-ram-below-4g`, and
+/// NUMA nodes of an odd number of MiB, can place a region otherwise.
+pub fn huge_pages_fit(ram: &Ram) -> bool {
+    ram.regions().all(|region| region.gpa.0.wrapping_sub(region.offset).is_multiple_of(HUGE_BYTES))
 }
 
 /// Whether shared memory can get huge pages on this host.

@@ -132,7 +132,8 @@ impl Evictor {
     }
 
     /// Unlocks frames that cannot be evicted one by one, unless all of their huge frame is there to
-    /// be evicted.
+    /// be evicted. Where large folios reach into the next huge frame, they stay: to evict a part of
+    /// one zeroes it in place, and the next touch of the neighbour would bring zeros for it.
     fn leave_large(&self, piece: &mut Piece<'_>) -> io::Result<()> {
         let gfns: Vec<Gfn> = piece.iter().map(|held| held.gfn).collect();
         let Some(grain) = gfns.first().map(|gfn| self.folios.grain_of(gfn.huge())) else {
@@ -144,7 +145,7 @@ impl Evictor {
         let goes_whole = |gfn| self.folios.goes_whole([gfn]);
         let Some(large) = gfns.into_iter().find(|gfn| goes_whole(*gfn)) else { return Ok(()) };
         let all = piece.len() as u64 == FRAMES_PER_HUGE;
-        if !all || (grain == Grain::Frame && !self.folios.holds_whole_folios(large)) {
+        if !all || !self.folios.holds_whole_folios(large) {
             let each = piece.drain(..);
             let (large, small): (Piece<'_>, _) = each.partition(|held| goes_whole(held.gfn));
             *piece = small;
