@@ -43,6 +43,12 @@ impl LockedHuge<'_> {
         self.words.contents()
     }
 
+    /// Records that all of it has its memory, and devices reach it. It stays locked. After this the
+    /// guest may go on: if this process ends, the next one takes no frame for empty.
+    pub(crate) fn note_resident(&self) {
+        self.words.set(Content::Resident);
+    }
+
     /// Unlocks the huge frame; all of it has this content from now on. Returns whether a touch was
     /// marked meanwhile.
     pub(crate) fn unlock(self, content: Content) -> bool {

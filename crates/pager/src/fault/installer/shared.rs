@@ -46,6 +46,7 @@ impl Installer {
             return Err(error);
         }
         self.frames.counters().returned(held.runs());
+        held.note_resident();
         match sharing {
             Sharing::Hard => sharer.violated(huge),
             // Memory first: a vCPU that sees the guest's word changed does not touch the frame any

@@ -38,6 +38,7 @@ impl Installer {
             return Err(error);
         }
         self.frames.counters().returned(held.runs());
+        held.note_resident();
         // Before the unlock: after it, the frames may be protected anew.
         let open = self.frames.unprotect(frames);
         // A touch that was marked meanwhile is woken with the rest.
