@@ -116,9 +116,8 @@ pub fn store_promtool(program: &Result<PathBuf, String>) -> io::Result<()> {
 /// What was recorded of an asset; `command`: what makes it.
 fn recorded(path: &Path, command: &str) -> Result<PathBuf, String> {
     let recorded = fs::read(path).and_then(|json| Ok(serde_json::from_slice(&json)?));
-    recorded.unwrap_or_else(|error| {
-        Err(format!("{}: {error}: run `{command}` first", path.display()))
-    })
+    recorded
+        .unwrap_or_else(|error| Err(format!("{}: {error}: run `{command}` first", path.display())))
 }
 
 /// A copy of this QEMU that every user can run, since QEMUs are users of their own. It is in the

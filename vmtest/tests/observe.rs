@@ -234,7 +234,8 @@ mod alone {
         let pids: Vec<i32> = host.list().iter().map(|vm| vm.pid).collect();
         assert_eq!(pids, [served.pid()], "{detached:?}");
         served.power_off();
-        until_or(|| host.list().is_empty().then_some(())).unwrap_or_else(|| panic!("{}", host.log()));
+        until_or(|| host.list().is_empty().then_some(()))
+            .unwrap_or_else(|| panic!("{}", host.log()));
         assert_eq!(host.ebb("detach --all").ok(), "there is no VM to detach\n");
         assert_eq!(shared.guest("check a"), "0");
     }

@@ -72,7 +72,8 @@ impl File {
         let (root, mut settings) = (document.as_table(), Vec::new());
         for (name, item) in root.iter() {
             let span = root.key(name).and_then(toml_edit::Key::span);
-            let section = Section::named(name).ok_or_else(|| wrong(span.clone(), &outside(name)))?;
+            let section =
+                Section::named(name).ok_or_else(|| wrong(span.clone(), &outside(name)))?;
             let keys = item.as_table_like().ok_or_else(|| {
                 wrong(span, &format!("{name} is a section: write {section} on a line of its own"))
             })?;
@@ -168,11 +169,9 @@ fn check_owner(path: &Path, metadata: &Metadata) -> Result<(), ConfigError> {
 fn outside(name: &str) -> String {
     match KEYS.iter().find(|key| key.name == name) {
         Some(key) => format!("{name} is in no section: put it below {}", key.section),
-        None => format!(
-            "there is no section {name:?}: give {} or {}",
-            Section::Daemon,
-            Section::Pilot
-        ),
+        None => {
+            format!("there is no section {name:?}: give {} or {}", Section::Daemon, Section::Pilot)
+        }
     }
 }
 

@@ -28,8 +28,8 @@ use crate::model::host_pressure::PressureNotice;
 use crate::model::piloted::PlugRequest;
 use crate::model::share::Share;
 use crate::model::vm_routes::{
-    FIGURES, HOST_PRESSURE, PILOT_COMPRESSED, PILOT_LIMIT, PILOT_PLUGGED, PILOT_RECLAIM, POOL_LIMIT,
-    POOL_SHARE, WORK,
+    FIGURES, HOST_PRESSURE, PILOT_COMPRESSED, PILOT_LIMIT, PILOT_PLUGGED, PILOT_RECLAIM,
+    POOL_LIMIT, POOL_SHARE, WORK,
 };
 use crate::model::work::{WorkProgress, WorkQuery};
 use crate::vm::context::mailbox::{Command, Which};

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use ebb_api::{BalloonStatus, MayTake, PilotSight, SeenBound, SeenPlugged, SeenVm, VmName, VmStatus};
+use ebb_api::{
+    BalloonStatus, MayTake, PilotSight, SeenBound, SeenPlugged, SeenVm, VmName, VmStatus,
+};
 use ebb_policy::need::MemoryFigures;
 use ebb_policy::pilot::{CompressedSight, HostSight, PluggedSight, VmRule, VmSight};
 

@@ -42,7 +42,7 @@ fn serve(daemon: &Daemon, name: &'static str, told: &Told, go: Option<Arc<Notify
         let (from, to) = (from_bytes / MIB, to_bytes / MIB);
         plugs.lock().unwrap().push(format!("{name}: plugged {from} -> {to}"));
         let (status, member, piloted) = (testing::status(), None, None);
-        async move { Json(VmFigures { number: 0, status, member, piloted }) }
+        async move { Json(VmFigures { number: 0, status, member, piloted, times: None }) }
     };
     let compressed = move |Json(size): Json<Option<u64>>| {
         sizes.lock().unwrap().push(format!("{name}: compressed {:?}", size.map(|it| it / MIB)));
