@@ -21,8 +21,8 @@ fn each_event_is_a_line() {
     let dir = Dir::new();
     let daemon = dir.daemon(Answer::text(200, STREAM));
     let ran = events(&dir, "events --vm web --type state,decision --since 6");
-    let expected = "14:05:12 web decision limit none -> 1 GiB (cold memory): done\n\
-                    14:05:13 - stage the host is tight now\n";
+    let expected = "2026-11-28 14:05:12 web decision limit none -> 1 GiB (cold memory): done\n\
+                    2026-11-28 14:05:13 - stage the host is tight now\n";
     assert_eq!((ran.code, ran.stderr.as_str(), ran.stdout.as_str()), (Some(0), "", expected));
     let asked = "GET /v1/events?vm=web&type=state,decision&since=6&follow=false HTTP/1.1";
     assert_eq!(daemon.request().line, asked);

@@ -59,6 +59,7 @@ fn is_on_record(directory: &Path) -> bool {
 fn a_tick_looks_at_devices_then_at_the_guest_then_at_its_size() {
     let Some((mut cx, machine)) = machine::context() else { return };
     let qemu = machine.boot(&mut cx);
+    qemu.is("prelaunch");
     cx.record.note(|record| {
         record.begin = true;
         record.size = Some(SizeRecord { bytes: LESS, node: None, by: None });
@@ -84,6 +85,7 @@ fn a_tick_looks_at_devices_then_at_the_guest_then_at_its_size() {
 fn while_the_guest_waits_for_room_a_tick_asks_of_devices_alone() {
     let Some((mut cx, machine)) = machine::context() else { return };
     let qemu = machine.boot(&mut cx);
+    qemu.is("paused");
     cx.record.note(|record| (record.begin, record.limit_bytes) = (true, Some(LESS)));
     cx.no_room = Some("the swap file is full".into());
     let mut worker = worker(cx);
@@ -96,6 +98,21 @@ fn while_the_guest_waits_for_room_a_tick_asks_of_devices_alone() {
     assert!(!worker.cx.waits());
     worker.tick();
     assert_eq!(qemu.told(), ["cont"]);
+}
+
+/// Ebb had stopped it, and it was migrated meanwhile.
+#[test]
+fn a_guest_that_has_left_does_not_go_on_here() {
+    for (state, begins) in [("postmigrate", false), ("running", false), ("finish-migrate", true)] {
+        let Some((mut cx, _machine)) = machine::context() else { return };
+        let qemu = Qemu::of(&mut cx);
+        qemu.is(state);
+        cx.record.note(|record| record.begin = true);
+        let mut worker = worker(cx);
+        worker.begin();
+        assert_eq!(qemu.told(), [""; 0], "{state}");
+        assert_eq!(worker.cx.record.begin, begins, "{state}");
+    }
 }
 
 #[test]

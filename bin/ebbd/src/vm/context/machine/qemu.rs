@@ -52,7 +52,7 @@ impl Qemu {
         cx.qmp =
             QmpLink::new(cx.process.pid(), cx.record.monitor(), Some(Qmp::over(ours)), silence);
         let qemu = Qemu { stream, talk: Arc::default() };
-        qemu.answers("query-status", json!({ "running": true }));
+        qemu.is("running");
         qemu.answers("query-memory-devices", json!([]));
         let memory = json!({ "base-memory": cx.pager.ram().bytes() });
         qemu.answers("query-memory-size-summary", memory);
@@ -72,6 +72,11 @@ impl Qemu {
             }
         });
         qemu
+    }
+
+    /// Says that its guest is in this state.
+    pub fn is(&self, state: &str) {
+        self.answers("query-status", json!({ "status": state }));
     }
 
     /// Answers so from now on to requests of this name.
@@ -172,6 +177,14 @@ impl Talk {
             }
             _ => (command.to_owned(), json!({})),
         };
+        let state = match command {
+            "stop" => Some("paused"),
+            "cont" => Some("running"),
+            _ => None,
+        };
+        if let Some(state) = state {
+            self.answers.insert("query-status".into(), json!({ "status": state }));
+        }
         let answer = self.answers.get(&name).unwrap_or(&default);
         let answer = json!({ "return": answer, "id": request["id"] });
         self.asked.push(match arguments.get("value") {
