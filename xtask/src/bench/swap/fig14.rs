@@ -71,19 +71,14 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     let case = format!("{guests} guests, {} MiB", guests * HOST_MIB_A_GUEST);
     // This many guests take long, so there is only one way of Linux's.
     let linux = compare::best(&linux, 1);
-    let sides = [&[Keeper::EbbPool, Keeper::Ebb], linux].concat();
+    let sides = [&[Keeper::EbbPool], linux].concat();
     let context = (session, &mut blocks, &mut report);
     let taken = compare::take(context, &case, &sides, |keeper| {
         compare::again(keeper, || together(keeper, guests, &image))
     })?;
-    report.note(
-        "`Ebb, pool` shares the memory by what it sees guests use, as Linux does. `Ebb` alone has \
-         limits that are set by who works at each moment, which nothing tells a real host.",
-    );
-    for (ebb, goal) in [(Keeper::EbbPool, Some(GOAL)), (Keeper::Ebb, None)] {
-        compare::rows(&mut report, &taken, TIME, (ebb, linux), goal);
-        compare::rows(&mut report, &taken, LAST, (ebb, linux), None);
-    }
+    report.note("`Ebb, pool` shares the memory by what it sees guests use, as Linux does.");
+    compare::rows(&mut report, &taken, TIME, (Keeper::EbbPool, linux), Some(GOAL));
+    compare::rows(&mut report, &taken, LAST, (Keeper::EbbPool, linux), None);
     compare::costs(&mut report, &taken, Keeper::EbbPool, linux);
     let title = format!(
         "{guests} guests of {MEMORY_MIB} MiB start a compressor 10 s apart and share {} MiB \

@@ -5,6 +5,7 @@ import { sumOfParts } from "./parts.js";
 
 /** Times that charts can show, in seconds. */
 export const SPANS = [
+  [2 * 60, "2 minutes"],
   [15 * 60, "15 minutes"],
   [3600, "1 hour"],
   [6 * 3600, "6 hours"],
