@@ -74,6 +74,7 @@ impl Disk {
         call(&[&"mount", &"-o", &"loop", &self.image, &at]);
         fill(&at);
         call(&[&"umount", &at]);
+        std::fs::remove_dir(&at).expect("an empty directory");
         self
     }
 

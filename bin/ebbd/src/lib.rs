@@ -41,7 +41,7 @@ use self::model::record::Settings;
 use self::model::site::Site;
 use self::model::task;
 use self::options::{Arguments, Source};
-use self::rest::{dashboard, http, server, tcp};
+use self::rest::{dashboard, http, own_pages, server, tcp};
 use self::serve::swap_room;
 use self::support::{log, notify, private_socket, privileges};
 use self::system::{calibration, cgroup};
@@ -260,7 +260,7 @@ async fn listen(
             None => Ok(()),
         }
     };
-    let local = dashboard::beside(router.clone());
+    let local = own_pages::only(dashboard::beside(router.clone()));
     tokio::try_join!(http::serve(listener, local, ended, at_once), serving_others)?;
     reloading.abort();
     history.abort();

@@ -6,6 +6,7 @@ mod events;
 mod extract;
 pub mod http;
 mod jobs;
+pub mod own_pages;
 mod refusals;
 pub mod server;
 pub mod tcp;

@@ -57,16 +57,23 @@ impl Source {
     fn new(arguments: &Arguments, matches: &ArgMatches, default: &Path) -> anyhow::Result<Source> {
         let is_named = arguments.config.is_some();
         let path = std::path::absolute(arguments.config.as_deref().unwrap_or(default))?;
-        let began = load(&path, is_named)?;
         let is_given = |name: &str| {
             let from = matches.value_source(&name.replace('-', "_"));
             matches!(from, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
         };
-        if !is_named && is_given("run-dir") && run_dir(&began) != arguments.run_dir {
+        let loaded = load(&path, is_named);
+        let is_for = |file: &File| run_dir(file) == arguments.run_dir;
+        let is_of_host = match &loaded {
+            Ok(file) => is_for(file),
+            // Nobody can tell which daemon a wrong file is for: most likely the usual one.
+            Err(_) => is_for(&File::default()),
+        };
+        if !is_named && is_given("run-dir") && !is_of_host {
             // The host's file is for one daemon. Another one could not listen at the same port.
             let (began, overruled) = (File::default(), Vec::new());
             return Ok(Source { path: None, is_named, began, overruled });
         }
+        let began = loaded?;
         let names = KEYS.iter().filter(|key| key.section == Section::Daemon).map(|key| key.name);
         let overruled = names.filter(|name| is_given(name)).collect();
         Ok(Source { path: Some(path), is_named, began, overruled })

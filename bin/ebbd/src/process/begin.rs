@@ -8,7 +8,7 @@ use ebb_reclaim::vprobe::MIN_ORDER_LOWEST;
 use ebb_served::SharedDisks;
 use ebb_sys::process::Process;
 use ebb_vm::launch::{self, Accelerator};
-use ebb_vm::{Monitor, Qmp, handed, layout, takeover};
+use ebb_vm::{Monitor, Qmp, Ram, handed, layout, takeover};
 use serde_json::json;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -158,12 +158,7 @@ fn run(site: &Site, request: &RunRequest, directory: &Path) -> Answer<Begun> {
     let passed = passed_through::take_new(&started.process, request)?;
     let found =
         devices::of_new(&started.process, &mut started.qmp, (&served_names, passed.is_some()))?;
-    if backing.value == Backing::Thp && !host_facts::huge_pages_fit(&started.ram) {
-        return Err(not_allowed(
-            "QEMU's arguments place its RAM where huge pages do not fit (max-ram-below-4g, or the \
-             sizes of NUMA nodes): give --backing small, or sizes that are multiples of 2 MiB",
-        ));
-    }
+    check_place(&started.ram, backing.value)?;
     if let Some(tiers) = &tiers {
         tiers::check(tiers, backing.value, &found)?;
     }
@@ -258,6 +253,17 @@ fn release(
         qemu = qemu.or(noting.filter(|_| is_qemu));
     }
     qemu
+}
+
+/// Checks that memory in huge pages lies where each huge frame of the guest is one huge page.
+fn check_place(ram: &Ram, backing: Backing) -> Answer<()> {
+    match backing == Backing::Thp && !host_facts::huge_pages_fit(ram) {
+        true => Err(not_allowed(
+            "QEMU's arguments place its RAM where huge pages do not fit (max-ram-below-4g, or the \
+             sizes of NUMA nodes): give --backing small, or sizes that are multiples of 2 MiB",
+        )),
+        false => Ok(()),
+    }
 }
 
 /// Decides what the VM's QEMU may do, makes the directory that it may use, and marks the start.

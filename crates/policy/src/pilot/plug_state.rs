@@ -7,7 +7,8 @@ use super::sight::VmSight;
 /// A guest unplugs nothing for this long after it got memory back, after somebody else changed what
 /// it has, and after unplugging brought the host nothing.
 const REST: Duration = Duration::from_secs(300);
-/// A guest is on its way if it unplugged some within this time.
+/// What a guest was asked to unplug counts as coming for this long, however it gets on: a slow guest,
+/// or one that lies, must not keep the pilot from taking memory elsewhere.
 const PROGRESS: Duration = Duration::from_secs(5);
 /// Unplugging was worth while if the VM takes less by this part of it.
 const CREDIT_PART: u64 = 4;
@@ -21,12 +22,20 @@ pub(super) struct PlugState {
     seen: Option<(u64, u64)>,
     /// Since when its guest unplugs nothing.
     rests: Option<Duration>,
-    /// What its guest has yet to unplug, and when that became less.
-    excess: (u64, Duration),
-    /// How much it was to unplug last, and what was resident then; `None`: that is judged.
-    asked: Option<(u64, u64)>,
+    /// What its guest has yet to unplug, whoever has asked for that.
+    excess_bytes: u64,
+    /// What the pilot asked for last. `None`: that is judged.
+    asked: Option<Asked>,
     /// When its guest last said what it needs.
     told: Option<Duration>,
+}
+
+/// A request of the pilot's that a guest unplug memory.
+struct Asked {
+    bytes: u64,
+    /// What was resident then.
+    resident_bytes: u64,
+    at: Duration,
 }
 
 impl PlugState {
@@ -41,22 +50,19 @@ impl PlugState {
         if before.is_some_and(|before| asked > before.0 || full != before.1) {
             (self.rests, self.asked) = (Some(now), None);
         }
-        let excess = plugged.bytes.saturating_sub(asked);
-        if excess == 0 || excess < self.excess.0 {
-            self.excess.1 = now;
-        }
-        self.excess.0 = excess;
+        self.excess_bytes = plugged.bytes.saturating_sub(asked);
         if plugged.bytes == asked
-            && let Some((bytes, resident)) = self.asked.take()
-            && resident.saturating_sub(vm.resident_bytes) < bytes / CREDIT_PART
+            && let Some(Asked { bytes, resident_bytes, .. }) = self.asked.take()
+            && resident_bytes.saturating_sub(vm.resident_bytes) < bytes / CREDIT_PART
         {
             self.rests = Some(now);
         }
     }
 
-    /// What its guest is about to unplug.
+    /// What its guest is about to unplug for the pilot.
     pub fn coming_bytes(&self, now: Duration) -> u64 {
-        if now < self.excess.1 + PROGRESS { self.excess.0 } else { 0 }
+        let lately = self.asked.as_ref().filter(|asked| now < asked.at + PROGRESS);
+        lately.map_or(0, |asked| asked.bytes.min(self.excess_bytes))
     }
 
     /// Whether its guest may be asked to unplug some.
@@ -65,8 +71,8 @@ impl PlugState {
     }
 
     /// Notes that its guest is to unplug so much.
-    pub fn unplugs(&mut self, vm: &VmSight, bytes: u64) {
-        self.asked = Some((bytes, vm.resident_bytes));
+    pub fn unplugs(&mut self, vm: &VmSight, bytes: u64, now: Duration) {
+        self.asked = Some(Asked { bytes, resident_bytes: vm.resident_bytes, at: now });
     }
 
     /// Whether its guest has not said for long what it needs.

@@ -70,7 +70,7 @@ impl Round<'_> {
                     self.host
                 );
                 self.budget.take(bytes);
-                state.plug.unplugs(vm, bytes);
+                state.plug.unplugs(vm, bytes, self.now);
                 self.plug((vm, state), (from, from - bytes), why);
             }
         }

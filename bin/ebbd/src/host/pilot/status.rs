@@ -42,10 +42,11 @@ pub fn set(daemon: &Daemon, request: &PilotRequest) -> Answer<PilotStatus> {
 /// # Errors
 /// `NotAllowed`: the reserve leaves too little of this host. The record cannot be written.
 pub fn follow(daemon: &Daemon, file: &PilotRequest) -> Answer<Vec<&'static str>> {
-    file.reserve_bytes.map_or(Ok(()), leaves_enough)?;
     let mut changed = Vec::new();
-    // A file that says nothing new writes nothing: the run directory may be full.
+    // A file that says nothing new writes nothing: the run directory may be full. Nor is it checked
+    // again: the host may have less memory than when the reserve was accepted.
     if daemon.pilot_record().settings().file != *file {
+        file.reserve_bytes.map_or(Ok(()), leaves_enough)?;
         let follow = |settings: &mut Settings| {
             changed = settings.follow(file);
             Ok(())

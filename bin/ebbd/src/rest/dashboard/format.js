@@ -73,9 +73,15 @@ export function timeOnAxis(ms, spanMs) {
   return (spanMs > 86_400_000 ? days : minutes).format(ms);
 }
 
+/** A size as somebody would type it, to the byte. */
+export function exactSize(bytes) {
+  const unit = UNITS.find(([, one]) => bytes >= one && bytes % one === 0);
+  return unit ? `${bytes / unit[1]}${unit[0]}` : `${bytes / 1024}K`;
+}
+
 /** The bytes of a size that somebody typed; null: it is none. */
 export function bytesOf(text) {
-  const found = /^\s*(\d{1,6}(?:\.\d{1,3})?)\s*([KMGT])(?:i?B)?\s*$/i.exec(text);
+  const found = /^\s*(\d{1,12}(?:\.\d{1,3})?)\s*([KMGT])(?:i?B)?\s*$/i.exec(text);
   const unit = found && UNITS.find(([letter]) => letter === found[2].toUpperCase());
   return unit ? Math.round(Number(found[1]) * unit[1]) : null;
 }

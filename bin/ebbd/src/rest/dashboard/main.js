@@ -5,7 +5,7 @@ import { Chart } from "./chart.js";
 import { askLimit, askToken, confirmed, help, isOpen } from "./dialog.js";
 import { byId, define, make, say } from "./dom.js";
 import { EventList } from "./events.js";
-import { bytesOf, seconds, size, time } from "./format.js";
+import { bytesOf, exactSize, seconds, size, time } from "./format.js";
 import { Past, SPANS, remember } from "./history.js";
 import { HostView } from "./host.js";
 import { resident } from "./parts.js";
@@ -212,7 +212,7 @@ function hold({ name, hold: isHeld }) {
 }
 
 async function limit(vm) {
-  const text = await askLimit(vm.name, vm.limit_bytes === null ? "" : size(vm.limit_bytes));
+  const text = await askLimit(vm.name, vm.limit_bytes === null ? "" : exactSize(vm.limit_bytes));
   if (text === null) {
     return;
   }
@@ -226,7 +226,10 @@ async function limit(vm) {
   const evicts = bytes !== null && takes > bytes
     ? "What is above the limit is evicted, and comes back when the guest touches it."
     : "Nothing is evicted for it now.";
-  if (await confirmed(`Give ${vm.name} ${what}?`, `It takes ${size(takes)} now. ${evicts}`)) {
+  const pilot = bytes === null
+    ? "The pilot may set one again."
+    : "The pilot leaves a limit that somebody has set alone.";
+  if (await confirmed(`Give ${vm.name} ${what}?`, `It takes ${size(takes)} now. ${evicts} ${pilot}`)) {
     await act(`${vm.name} has ${what}`, () => change(ofVm(vm.name, "limit"), { bytes }));
   }
 }

@@ -1,9 +1,10 @@
 //! What a VM's worker is asked to do, and where.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use ebb_api::{
     AutoRequest, AutoStatus, DetachReport, EvictReport, EvictRequest, HeatReport, HeatRequest,
@@ -17,6 +18,10 @@ use crate::model::api_error::Answer;
 use crate::model::host_pressure::PressureNotice;
 use crate::model::piloted::PlugRequest;
 use crate::model::share::Share;
+
+/// The pilot's wish to know what the guest needs holds for this long: it is said anew with each
+/// question for figures, which comes at least every few seconds.
+const WATCHED_FOR: Duration = Duration::from_secs(30);
 
 /// Which free memory to reclaim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -112,8 +117,8 @@ pub struct Mailbox {
     begun: Arc<AtomicU64>,
     /// The worker detaches the VM.
     is_detaching: Arc<AtomicBool>,
-    /// The pilot wants to know what the guest needs.
-    is_watched: Arc<AtomicBool>,
+    /// When the pilot last wanted to know what the guest needs.
+    watched: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Mailbox {
@@ -121,8 +126,8 @@ impl Mailbox {
     pub fn new() -> (Mailbox, Receiver<Command>) {
         let (to, commands) = channel();
         let (is_pressed, begun) = (Arc::default(), Arc::default());
-        let (is_detaching, is_watched) = (Arc::default(), Arc::default());
-        (Mailbox { to, is_pressed, begun, is_detaching, is_watched }, commands)
+        let (is_detaching, watched) = (Arc::default(), Arc::default());
+        (Mailbox { to, is_pressed, begun, is_detaching, watched }, commands)
     }
 
     /// Returns where commands go.
@@ -174,11 +179,17 @@ impl Mailbox {
 
     /// Notes whether the pilot wants to know what the guest needs.
     pub fn note_watched(&self, is_watched: bool) {
-        self.is_watched.store(is_watched, Relaxed);
+        *self.watched() = is_watched.then(Instant::now);
     }
 
-    /// Whether the pilot wants to know what the guest needs.
+    /// Whether the pilot wants to know what the guest needs. It says so every few seconds: once there
+    /// is no daemon, nobody wants to know.
     pub fn is_watched(&self) -> bool {
-        self.is_watched.load(Relaxed)
+        self.watched().is_some_and(|at| at.elapsed() < WATCHED_FOR)
+    }
+
+    fn watched(&self) -> MutexGuard<'_, Option<Instant>> {
+        // It is whole between any two statements that change it.
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -75,6 +75,24 @@ fn guests_unplug_no_more_than_the_host_lacks() {
 }
 
 #[test]
+fn a_slow_guest_keeps_nobody_from_giving() {
+    let (mut pilot, slow) = (Pilot::default(), plugged("slow", 0, 3000));
+    assert_eq!(look(&mut pilot, 0, 900, from_ref(&slow)), [2048 - 162]);
+    let mut slow = with(&slow, |it| it.asked_bytes -= 162 * MIB);
+    for second in 1..5 {
+        // A block each second is progress, but no reason to wait.
+        slow = with(&slow, |it| it.bytes -= 2 * MIB);
+        assert_eq!(look(&mut pilot, second, 900, from_ref(&slow)), [0; 0]);
+    }
+    let both = [slow, plugged("other", 0, 3000)];
+    assert_eq!(look(&mut pilot, 5, 900, &both), [2048 - 162], "the other one gives all");
+    // What somebody else has asked for does not count at all.
+    let (mut pilot, web) = (Pilot::default(), plugged("web", 0, 3000));
+    let shrinks = with(&web, |it| (it.asked_bytes, it.full_bytes) = (0, 0));
+    assert_eq!(look(&mut pilot, 0, 900, &[shrinks, plugged("other", 0, 3000)]), [2048 - 162]);
+}
+
+#[test]
 fn what_is_faster_comes_first() {
     let web = plugged("web", 0, 1000);
     assert_eq!(plugs(&once(400, from_ref(&web))), [("web", 2048 - 162)], "critical");
