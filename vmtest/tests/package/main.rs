@@ -1,6 +1,7 @@
 //! Debian's package on a Debian with systemd: installed, started, upgraded and removed, while VMs
 //! run beside it. That takes minutes, since QEMU runs in QEMU there: `cargo xtask soak package`.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -11,10 +12,13 @@ use vmtest::{Disk, Guest, Host, Ran, assets, has_time, nested, require};
 const PATIENCE: Duration = Duration::from_secs(900);
 
 /// Builds the package with this revision.
-fn package(revision: &str) -> PathBuf {
+fn package(host: &Host, revision: &str) -> PathBuf {
     let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let path = Ran::of(Command::new(project.join("scripts/deb")).arg(revision)).ok();
-    path.trim_end().into()
+    // The next one takes its place.
+    let kept = host.directory().join(format!("{revision}.deb"));
+    fs::copy(path.trim_end(), &kept).unwrap_or_else(|error| panic!("{path}: {error}"));
+    kept
 }
 
 #[test]
@@ -26,8 +30,8 @@ fn a_newcomer_installs_upgrades_and_removes_ebb_beside_vms() {
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/package");
     let disk = Disk::new(&host, "disk", "3G").formatted("ext4").filled(&userland.unwrap());
     let disk = nested::with_qemu(disk).with_files(&[
-        (&package("1"), "root/ebb-1.deb"),
-        (&package("2"), "root/ebb-2.deb"),
+        (&package(&host, "1"), "root/ebb-1.deb"),
+        (&package(&host, "2"), "root/ebb-2.deb"),
         (&own.join("walk.sh"), "root/walk.sh"),
         // In place of the unit of other tests, which would power the guest off.
         (&own.join("walk.service"), "etc/systemd/system/check-files.service"),
