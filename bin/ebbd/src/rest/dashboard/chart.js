@@ -28,7 +28,8 @@ export class Chart {
       tabindex: 0,
       keydown: (event) => this.onKey(event),
       pointermove: (event) => this.onPointer(event),
-      pointerleave: () => this.point(null),
+      // A pointer that rests leaves, too, when the page moves below it: what keys chose stays.
+      pointerleave: () => document.activeElement === this.svg || this.point(null),
       blur: () => this.point(null),
     });
     this.latest = make("p", { class: "quiet" });
