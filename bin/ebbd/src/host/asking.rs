@@ -11,6 +11,7 @@ use ebb_api::{State as ApiState, VmName, route};
 use http_body_util::LengthLimitError;
 use tokio::time::{sleep, timeout};
 
+use super::apart::apart;
 use super::link::{self, LinkError, Reply};
 use super::listing::Listing;
 use super::registry::Daemon;
@@ -166,11 +167,24 @@ pub async fn show(daemon: &Daemon, name: &VmName, request: Request) -> Answer<Re
 /// # Errors
 /// Those of [`forward`].
 pub async fn detach(daemon: &Daemon, name: &VmName, request: Request) -> Answer<Response> {
+    note_detach(daemon, name).await;
     let reply = forward(daemon, name, request).await?;
     if reply.status.is_success() {
         await_end(daemon, name).await;
     }
     Ok(reply.into_response())
+}
+
+/// Notes that an operator detaches a VM, before its process is asked: `ebbd` may end before that
+/// process is done, and the pilot of the next one must not attach the VM again. The note does no harm
+/// to a VM that stays managed.
+pub async fn note_detach(daemon: &Daemon, name: &VmName) {
+    let Some(listing) = daemon.listed(name) else { return };
+    let (daemon, pid) = (daemon.clone(), listing.summary().pid);
+    let noted = apart(move || daemon.pilot_record().leave(pid)).await;
+    if let Err(error) | Ok(Err(error)) = noted {
+        tracing::warn!("{name}: the pilot may attach it again: its record: {error}");
+    }
 }
 
 /// Waits until the daemon has forgotten a VM that is detached.

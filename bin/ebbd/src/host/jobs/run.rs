@@ -58,6 +58,7 @@ async fn turn(
             Ok(End::evicted(read(&done)?))
         }
         What::Detach => {
+            asking::note_detach(daemon, name).await;
             let done = work::follow(&vm, Method::DELETE, route::VM, Bytes::new()).await?;
             asking::await_end(daemon, name).await;
             Ok(End::detached(read(&done)?))
