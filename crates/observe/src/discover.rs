@@ -60,8 +60,7 @@ pub struct Found {
 /// # Errors
 /// As reading `/proc`.
 pub fn discover() -> io::Result<Vec<Found>> {
-    let managers = managers_of_host();
-    Ok(qemus(|_| true)?.filter_map(|(process, line)| found(&process, &line, &managers)).collect())
+    discover_among(&managers_of_host(), |_| true)
 }
 
 /// Finds the QEMUs of root and of libvirt's users, as [`discover`] does. Processes of other users are
@@ -71,8 +70,14 @@ pub fn discover() -> io::Result<Vec<Found>> {
 /// As reading `/proc`.
 pub fn discover_of_managers() -> io::Result<Vec<Found>> {
     let managers = managers_of_host();
-    let is_wanted = |process: &Process| process.user().is_ok_and(|user| managers.contains(&user));
-    Ok(qemus(is_wanted)?.filter_map(|(process, line)| found(&process, &line, &managers)).collect())
+    discover_among(&managers, |process| process.user().is_ok_and(|user| managers.contains(&user)))
+}
+
+fn discover_among(
+    managers: &[u32],
+    is_wanted: impl Fn(&Process) -> bool,
+) -> io::Result<Vec<Found>> {
+    Ok(qemus(is_wanted)?.filter_map(|(process, line)| found(&process, &line, managers)).collect())
 }
 
 /// Finds process and name of each wanted QEMU on this host, in the order of their processes. Does not

@@ -191,8 +191,10 @@ fn recovered_pager(
         .iter()
         .try_for_each(|(frames, content)| pager.residency().settle_locked(*frames, *content))?;
     pager.returner().settle()?;
-    // Last: what is taken is on record by now.
-    pager.residency().map_resident()?;
+    // Last: what is taken is on record by now. Other devices' mappings are this process's own.
+    if made.passed.is_some() {
+        pager.residency().map_resident()?;
+    }
     // A frame whose word was locked and that is still resident may be protected for a block that
     // was never committed.
     for (frames, _) in locked.iter().filter(|(_, content)| *content == Content::Resident) {

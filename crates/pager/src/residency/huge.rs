@@ -240,9 +240,6 @@ impl Residency {
     /// # Errors
     /// As [`crate::IoMapping::map`].
     pub fn map_resident(&self) -> io::Result<()> {
-        if !self.frames.devices().any() {
-            return Ok(());
-        }
         let elsewhere = self.frames.ledger().runs();
         let elsewhere: HashSet<HugeFrame> =
             elsewhere.map(|(frames, _)| frames.start.huge()).collect();
