@@ -320,10 +320,24 @@ impl Vm {
         self.forgiven.store(true, Ordering::Relaxed);
     }
 
+    /// What QEMU wrote to its standard error: why it ended, if it did so by itself.
+    fn words_of_qemu(&self) -> String {
+        let managed = self.host.run_directory().join("vms").join(&self.name).join("qemu.log");
+        let own = self.directory.join("qemu.log");
+        let logs = [managed, own].into_iter().filter_map(|log| fs::read_to_string(log).ok());
+        logs.collect()
+    }
+
     /// The guest's console.
     pub fn console(&self) -> MutexGuard<'_, Console> {
         self.console.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The end of a log, for a message.
+fn last_lines(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(30)..].join("\n")
 }
 
 fn parse<T: DeserializeOwned>(json: &str) -> T {
@@ -334,14 +348,12 @@ impl Drop for Vm {
     fn drop(&mut self) {
         let complaints = self.complaints();
         if thread::panicking() {
-            let log = self.host.log();
-            let lines: Vec<&str> = log.lines().collect();
-            let log = &lines[lines.len().saturating_sub(30)..];
             eprintln!(
-                "{}: {}\n--- end of ebbd's log ---\n{}\n---",
+                "{}: {}\n--- end of ebbd's log ---\n{}\n--- end of what QEMU said ---\n{}\n---",
                 self.name,
                 self.console().tail(),
-                log.join("\n")
+                last_lines(&self.host.log()),
+                last_lines(&self.words_of_qemu()),
             );
         }
         self.kill();
