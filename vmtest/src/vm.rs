@@ -4,6 +4,7 @@ mod arrival;
 mod load;
 mod ram;
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, TryRecvError};

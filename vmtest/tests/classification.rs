@@ -22,16 +22,21 @@ fn free_blocks(vm: &Vm) -> [u64; 11] {
     blocks
 }
 
-/// Ebb's view of the stopped guest, taken when the guest's own view is the same before and after.
-fn undisturbed(vm: &Vm) -> (VmStatus, [u64; 11], HashMap<String, u64>) {
+/// Ebb's view of the stopped guest and the guest's own fields, taken when both see the same free
+/// memory. A guest at rest still allocates and frees for a moment, such as when a program ends or memory
+/// is compacted; so the guest is asked before and after, and all is read again while the views differ.
+fn undisturbed(vm: &Vm) -> (VmStatus, HashMap<String, u64>) {
+    let mut seen = Vec::new();
     for _ in 0..50 {
         let (fields, before) = (vm.meminfo(), free_blocks(vm));
         let status = vm.stopped(|| vm.status());
-        if free_blocks(vm) == before {
-            return (status, before, fields);
+        let after = free_blocks(vm);
+        if before == after && status.guest.free_blocks == Some(before) {
+            return (status, fields);
         }
+        seen.push((before, status.guest.free_blocks, after));
     }
-    panic!("the guest's free memory changes all the time");
+    panic!("free blocks before, in Ebb's view, and after differ each time: {seen:?}");
 }
 
 /// Leaves memory of all kinds, with holes of all sizes in it.
@@ -54,8 +59,7 @@ fn assert_near(what: &str, ebb: Option<u64>, guest: u64) {
 fn assert_equals_the_guests_own(vm: &Vm) {
     fragment(vm);
     vm.wait_trusted();
-    let (status, blocks, fields) = undisturbed(vm);
-    assert_eq!(status.guest.free_blocks, Some(blocks));
+    let (status, fields) = undisturbed(vm);
     assert_near("anonymous", status.guest.anonymous_bytes, fields["AnonPages"]);
     assert_near("file", status.guest.file_bytes, fields["Cached"] + fields["Buffers"]);
     assert_near("slab", status.guest.slab_bytes, fields["Slab"]);
