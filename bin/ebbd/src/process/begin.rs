@@ -244,8 +244,9 @@ fn release(
         let is_qemu = child.pid() == Some(pid);
         let (name, at) = (name.clone(), directory.to_owned());
         let noting = child.release(move |ended| {
-            let why = confine::filtered(pid, ended.signal()).filter(|_| is_qemu && filters);
-            if let Some(why) = why {
+            let filtered = confine::filtered(pid, ended.signal()).filter(|_| filters);
+            let why = filtered.or_else(|| confine::ended_badly(pid, ended));
+            if let Some(why) = why.filter(|_| is_qemu) {
                 tracing::error!("{why}");
                 last_words::leave(&at, &format!("{name}: {why}"));
             }

@@ -5,7 +5,9 @@ mod vm_user;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::sync::Once;
 
 use ebb_api::{Confinement, RunRequest, VmName};
@@ -214,6 +216,15 @@ pub fn filtered(pid: i32, signal: Option<i32>) -> Option<String> {
     is_filter.then(|| format!("QEMU {pid} was ended by SIGSYS{FILTERED}"))
 }
 
+/// Message about a QEMU that ended by itself and not well: by a signal of its own fault, or with a
+/// code. None: it was told to end, or was killed.
+pub fn ended_badly(pid: i32, ended: ExitStatus) -> Option<String> {
+    let told = [Signal::KILL, Signal::TERM, Signal::INT, Signal::HUP].map(Signal::as_raw);
+    let was_told = ended.signal().is_some_and(|signal| told.contains(&signal));
+    let is_bad = !ended.success() && !was_told;
+    is_bad.then(|| format!("QEMU {pid} ended by itself: {ended}"))
+}
+
 /// Checks that QEMU can be this user where the daemon runs.
 fn can_be(user: User) -> Answer<()> {
     let namespace = UserNamespace::own().map_err(failed("the daemon's user namespace"))?;
@@ -311,6 +322,17 @@ mod tests {
         assert_eq!(filtered(7, None), None);
         let privileged = Plan { identity: None, ..plan };
         assert_eq!(privileged.advice("a.img: Permission denied", None), "");
+    }
+
+    #[test]
+    fn only_a_qemu_that_nobody_told_to_end_has_ended_badly() {
+        // As wait(2) gives them: a signal in the low bits, a code above them.
+        for (raw, is_bad) in
+            [(0, false), (9, false), (15, false), (6, true), (11, true), (256, true)]
+        {
+            let message = ended_badly(7, ExitStatus::from_raw(raw));
+            assert_eq!(message.is_some(), is_bad, "{message:?}");
+        }
     }
 
     #[test]
