@@ -2,7 +2,8 @@
 # installed by apt, and said beforehand.
 .PHONY: demo check test test-long bench fuzz sanitizers guest-kernel programs deb release
 
-# A real VM on screen, with Ebb and without, and three under the pilot.
+# A real VM on screen, with Ebb and without, and three under the pilot. On a terminal these stay up,
+# with a dashboard, until Enter is pressed.
 demo: programs
 	cargo xtask assets 6.1-cloud
 	cargo xtask demo
