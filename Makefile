@@ -1,8 +1,9 @@
 # What the project does, in one word each. Rust is all that must be there: the rest is
 # installed by apt, and said beforehand.
-.PHONY: demo check test test-long bench fuzz sanitizers guest-kernel programs deb
+.PHONY: demo check test test-long bench fuzz sanitizers guest-kernel programs deb release
 
-# A real VM on screen, with Ebb and without, and three under the pilot.
+# A real VM on screen, with Ebb and without, and three under the pilot. On a terminal these stay up,
+# with a dashboard, until Enter is pressed.
 demo: programs
 	cargo xtask assets 6.1-cloud
 	cargo xtask demo
@@ -47,6 +48,10 @@ guest-kernel:
 # Debian's package of Ebb, with systemd's unit (docs/install.md).
 deb: programs
 	scripts/deb
+
+# A release in dist, from what is committed, signed with the key in EBB_RELEASE_KEY (docs/release.md).
+release:
+	scripts/release $(VERSION)
 
 programs:
 	scripts/setup

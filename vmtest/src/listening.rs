@@ -3,13 +3,11 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use rustix::rand::{GetRandomFlags, getrandom};
 use testkit::certificate::{Certificate, write_private};
 
 use crate::host::{Host, Ran};
 use crate::wait::until;
-
-const READ: &str = "11111111111111111111111111111111";
-const CONTROL: &str = "22222222222222222222222222222222";
 
 /// Where the daemon listens, and what a client shows there.
 pub struct Listening {
@@ -36,7 +34,8 @@ impl Listening {
             write_private(&path, text);
             path
         };
-        let tokens = file("tokens", &format!("read {READ}\ncontrol {CONTROL}\n"));
+        let (read, control) = (token(), token());
+        let tokens = file("tokens", &format!("read {read}\ncontrol {control}\n"));
         host.set("EBB_LISTEN", "127.0.0.1:0");
         host.set("EBB_TLS_CERT", &made.certificate);
         host.set("EBB_TLS_KEY", &made.key);
@@ -45,8 +44,8 @@ impl Listening {
         Listening {
             url: url(host),
             certificate: made.certificate,
-            read: file("read.token", READ),
-            control: file("control.token", &format!("{CONTROL}\n")),
+            read: file("read.token", &read),
+            control: file("control.token", &format!("{control}\n")),
         }
     }
 
@@ -65,6 +64,14 @@ impl Listening {
         let mut command = host.command("ebb");
         Ran::of(self.tell(&mut command, control).args(line.split_whitespace()))
     }
+}
+
+/// A new token: the port is open to all users of this machine, also while a demo runs.
+fn token() -> String {
+    let mut bytes = [0u8; 16];
+    let got = getrandom(&mut bytes, GetRandomFlags::empty()).expect("random bytes");
+    assert_eq!(got, bytes.len(), "all of them");
+    format!("{:032x}", u128::from_ne_bytes(bytes))
 }
 
 /// Where the daemon says that it listens.

@@ -2,6 +2,7 @@
 //! VMs under the pilot.
 
 mod curve;
+mod dashboard;
 mod host;
 mod pilot;
 mod round;
@@ -45,9 +46,7 @@ pub fn run() -> anyhow::Result<()> {
         "3 of 3: booting three VMs of 384 MiB; `ebb pilot on --reserve 90%` then decides what to \
          take\nfrom which of them, as on a host that is short of memory"
     );
-    let said = pilot::run(&mut Table::new())?;
-    println!("\n{said}");
-    Ok(())
+    pilot::run(&mut Table::new())
 }
 
 fn round(keeper: Keeper, view: &mut View) -> anyhow::Result<Record> {

@@ -10,6 +10,7 @@ use ebb_units::Bytes;
 use tempfile::TempDir;
 use vmtest::{Guest, Host, Vm, assets};
 
+use super::dashboard::Dashboard;
 use super::round::KERNEL;
 use super::table::{self, Line, Table};
 use super::workload::wrong_bytes;
@@ -73,26 +74,27 @@ struct Stage {
     state: Mutex<State>,
 }
 
-/// Runs it. Returns what came of it, in a few lines.
+/// Runs it, and prints what came of it. Then the VMs stay up for whoever sits at a terminal.
 ///
 /// # Errors
 /// A VM does not start, the pilot takes nothing, a byte is wrong, or the user interrupts.
-pub fn run(table: &mut Table) -> anyhow::Result<String> {
+pub fn run(table: &mut Table) -> anyhow::Result<()> {
     let ended = guard(|| {
         // What is evicted is to be on a disk, so that the host has the memory.
         let swap = TempDir::new_in(assets::target_directory()).context("a place to swap to")?;
         let host = Host::in_memory().unwrap_or_default();
         host.set("EBB_SWAP_DIR", swap.path());
-        let said = on(&host, table);
+        let ended = on(&host, table);
         // Whatever uses the directory ends before it goes.
         drop(host);
-        said
+        ended
     });
     interrupt::check()?;
     ended
 }
 
-fn on(host: &Host, table: &mut Table) -> anyhow::Result<String> {
+fn on(host: &Host, table: &mut Table) -> anyhow::Result<()> {
+    let dashboard = Dashboard::at_terminal(host)?;
     let vms = boot(host)?;
     let before = resident(&vms);
     host.ebb("pilot on --reserve 90%").ok();
@@ -115,13 +117,14 @@ fn on(host: &Host, table: &mut Table) -> anyhow::Result<String> {
     if taken == 0 {
         bail!("the pilot has taken nothing: {}", host.ebb("pilot").stdout);
     }
-    Ok(format!(
-        "The pilot took {} of {} from three VMs, and gave back what they missed.\n\
+    println!(
+        "\nThe pilot took {} of {} from three VMs, and gave back what they missed.\n\
          The guests checked every byte of {}: 0 wrong.\n",
         Bytes(taken / MIB * MIB),
         Bytes(before / MIB * MIB),
         Bytes(checked_bytes),
-    ))
+    );
+    dashboard.map_or(Ok(()), |dashboard| dashboard.show())
 }
 
 /// Boots all at once, and has the guests take their memory.
