@@ -242,6 +242,11 @@ fn nothing_of_an_unknown_guest_is_evicted() {
     // Before its first instruction, no kernel runs.
     vm.qmp("stop", json!({}));
     vm.qmp("system_reset", json!({}));
+    // QEMU resets the machine after it has answered.
+    until("the reset", || {
+        let status = vm.qmp("query-status", json!({}));
+        (status["status"] == "prelaunch").then_some(())
+    });
     let why = vm.ebb("evict --bytes 1G").refused();
     assert!(why.contains("is open with O_DIRECT") && why.contains("not trusted"), "{why}");
     let why = vm.ebb("limit 100M").refused();

@@ -53,6 +53,12 @@ fn told(host: &Host, id: u64) -> Vec<JobState> {
     figures.filter(|figures| figures.id == id).map(|figures| figures.state).collect()
 }
 
+/// Waits until exactly this is told of a job: its end is listed before it is told.
+fn wait_told(host: &Host, id: u64, states: &[JobState]) {
+    until_or(|| (told(host, id) == states).then_some(()))
+        .unwrap_or_else(|| panic!("told of job {id}: {:?}, not {states:?}", told(host, id)));
+}
+
 #[test]
 fn a_reclaim_and_a_detach_go_on_by_themselves() {
     let host = Host::new();
@@ -68,7 +74,7 @@ fn a_reclaim_and_a_detach_go_on_by_themselves() {
     assert_eq!((ended.kind, ended.state), (JobKind::Reclaim, JobState::Done), "{ended:?}");
     let report = ended.reclaim.expect("a report");
     assert!(report.bytes > 100 * MIB && vm.host_bytes() + 100 * MIB < before, "{report:?}");
-    assert_eq!(told(&host, reclaim), [JobState::Waiting, JobState::Done]);
+    wait_told(&host, reclaim, &[JobState::Waiting, JobState::Done]);
 
     let limited = wait_end(&host, begin(&vm, "reclaim --bytes 1M"));
     assert!(limited.id > reclaim && limited.state == JobState::Done, "{limited:?}");
@@ -105,7 +111,7 @@ fn an_eviction_is_seen_and_ends_between_two_steps() {
     let stopped_there = progress.done..=3 * 16 * MIB;
     assert!(stopped_there.contains(&report.saved_bytes), "{report:?}, {progress:?}");
     assert_eq!(report.stopped_by, "it was cancelled");
-    assert_eq!(told(&host, evict), [JobState::Waiting, JobState::Cancelled]);
+    wait_told(&host, evict, &[JobState::Waiting, JobState::Cancelled]);
     let refused = host.ebb(&format!("jobs cancel {evict}")).refused();
     assert!(refused.contains("has ended already: cancelled"), "{refused}");
     let list = host.ebb("jobs").ok();
@@ -154,23 +160,36 @@ fn kill(pid: i32) {
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it runs");
 }
 
+/// Has the VM shrink, which takes seconds, and cancels that under way. On a busy host it may end
+/// before: then it is tried again.
+fn shrink_cancelled_by(vm: &Vm, cancel: impl Fn(u64)) {
+    for _ in 0..5 {
+        let shrink = begin(vm, "resize 256M");
+        cancel(shrink);
+        let ended = wait_end(vm.host(), shrink);
+        if ended.state == JobState::Cancelled {
+            return;
+        }
+        assert_eq!(ended.state, JobState::Done, "{ended:?}");
+        vm.ebb("resize 1G").ok_or_short();
+    }
+    panic!("each resize has ended before it was cancelled: {:?}", jobs(vm.host()));
+}
+
 #[test]
 fn a_resize_is_followed_and_a_cancelled_one_drops_its_target() {
     let host = Host::new();
     let vm = host.run(Guest::debian("6.1-cloud").memory("1G").cpus(1));
     vm.wait_trusted();
-    let shrink = begin(&vm, "resize 256M");
-    let cancelled = host.ebb(&format!("jobs cancel {shrink} --json")).ok();
-    let cancelled: Job = serde_json::from_str(&cancelled).expect("a job");
-    assert_eq!(cancelled.state, JobState::Cancelled, "{cancelled:?}");
+    shrink_cancelled_by(&vm, |shrink| {
+        let ran = host.ebb(&format!("jobs cancel {shrink} --json"));
+        assert!(ran.code == Some(0) || ran.refused().contains("has ended already"));
+    });
     let size =
         until("no target", || Some(vm.status().size).filter(|size| size.wanted_bytes.is_none()));
     assert_eq!(size.state, SizeState::Off);
 
-    let replaced = begin(&vm, "resize 256M");
-    vm.ebb("resize 1G").ok_or_short();
-    let replaced = wait_end(&host, replaced);
-    assert_eq!(replaced.state, JobState::Cancelled, "{replaced:?}");
+    shrink_cancelled_by(&vm, |_| drop(vm.ebb("resize 1G").ok_or_short()));
     let grow = wait_end(&host, begin(&vm, "resize 900M"));
     assert_eq!(grow.state, JobState::Done, "{grow:?}");
     let report = grow.resize.expect("a report");
@@ -182,6 +201,8 @@ fn a_resize_is_followed_and_a_cancelled_one_drops_its_target() {
 #[test]
 fn bad_input_is_refused_in_one_line() {
     let host = Host::new();
+    // A monitoring takes eight windows: more time than a busy host needs to cancel it.
+    host.set("EBB_HEAT_WINDOW_MS", "5000");
     let vm = run(&host);
     for (line, why) in [
         ("jobs cancel 7", "there is no job 7"),

@@ -7,7 +7,7 @@ use ebb_api::LimitStatus;
 use ebb_sys::pagemap::Pagemap;
 use ebb_sys::process::Process;
 use ebb_sys::uffd::HvaRange;
-use vmtest::{Disk, Guest, Host, HostSetting, Vm, assets, require, until};
+use vmtest::{Disk, Guest, Host, HostSetting, Vm, assets, require, until, until_or};
 
 const MIB: u64 = 1 << 20;
 /// Memory that the guest touches before the evicting threads get their turn.
@@ -70,20 +70,27 @@ fn a_limit_holds_by_a_ring_in_qemu() {
     assert_eq!(vm.guest("check a"), "0");
 }
 
+/// Waits until this many threads have the name. A new thread names itself once it has a processor.
+fn wait_threads(host: &Host, name: &str, count: usize) {
+    until_or(|| (host.threads(name) == count).then_some(()))
+        .unwrap_or_else(|| panic!("{} threads {name}, not {count}", host.threads(name)));
+}
+
 /// Refill threads cost memory, so they begin with the first eviction.
 #[test]
 fn refill_threads_come_with_the_first_eviction() {
     let host = Host::new();
     let vm = host.run(Guest::debian("6.1-cloud").memory("1G"));
     vm.ebb("limit 900M").ok();
-    assert_eq!((host.threads("fault"), host.threads("refill")), (1, 0));
+    wait_threads(&host, "fault", 1);
+    assert_eq!(host.threads("refill"), 0);
     vm.guest("fill a 400M");
     limit(&vm, 200);
     assert_eq!(vm.guest("check a"), "0");
-    assert_eq!(host.threads("refill"), REFILL_THREADS);
+    wait_threads(&host, "refill", REFILL_THREADS);
     host.kill9();
     host.start();
-    assert_eq!(host.threads("refill"), REFILL_THREADS);
+    wait_threads(&host, "refill", REFILL_THREADS);
     assert_eq!(vm.guest("check a"), "0");
 }
 

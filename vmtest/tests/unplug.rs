@@ -20,8 +20,9 @@ const DIMM_BYTES: u64 = 256 * MIB;
 const MAIN_BYTES: u64 = 512 * MIB;
 /// Linux uses the memory of such devices first, and can do without it later.
 const MOVABLE: &str = "memhp_default_state=online_movable";
-/// Time after which a guest has given a device back, or will not without another request.
-const ASK_AGAIN: Duration = Duration::from_secs(20);
+/// Time after which a guest has given a device back, or will not without another request: a guest
+/// on a busy host first reads back what is evicted of it.
+const ASK_AGAIN: Duration = Duration::from_secs(60);
 const ROOM: &str = "-m slots=4,maxmem=4G";
 /// An address within that room, apart from where QEMU puts the first device.
 const OTHER_ADDRESS: u64 = 6 << 30;
