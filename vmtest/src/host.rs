@@ -268,7 +268,7 @@ impl Host {
 
     /// A process with this program name and the daemon's directory in its arguments.
     pub fn find(&self, program: &str) -> Option<i32> {
-        let all = process::with_path(&self.run_directory());
+        let all = process::executed(&self.run_directory());
         all.into_iter().find(|(_, found)| found == program).map(|(pid, _)| pid)
     }
 
@@ -285,7 +285,7 @@ impl Host {
 
     /// The processes of all VMs.
     pub fn servers(&self) -> Vec<i32> {
-        let all = process::with_path(&self.run_directory()).into_iter();
+        let all = process::executed(&self.run_directory()).into_iter();
         all.filter(|(_, found)| found == SERVER).map(|(pid, _)| pid).collect()
     }
 
