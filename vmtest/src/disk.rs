@@ -10,7 +10,7 @@ use crate::assets::{self, Kernel};
 use crate::file_system;
 use crate::host::{Host, call, permit};
 use crate::process;
-use crate::wait::until;
+use crate::wait::until_or;
 
 /// An image, and the process that serves it.
 pub struct Disk {
@@ -121,9 +121,8 @@ impl Disk {
         let served = self.served();
         let child = self.command().stderr(log).spawn();
         self.server = Some(child.expect("ebbd starts"));
-        until(format_args!("a disk to be served: {}", self.text()), || {
-            (self.served() > served).then_some(())
-        });
+        until_or(|| (self.served() > served).then_some(()))
+            .unwrap_or_else(|| panic!("a disk is not served: {}", self.text()));
         permit(&self.socket, 0o666);
     }
 

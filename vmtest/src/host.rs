@@ -231,10 +231,7 @@ impl Host {
         let pid = child.id() as i32;
         // Only reaps the process: whoever kills it looks into /proc for its end.
         std::thread::spawn(move || child.wait());
-        let socket = directory.join("console.sock");
-        until(format_args!("QEMU's sockets, see {}", directory.display()), || {
-            (socket.exists() && directory.join("test.sock").exists()).then_some(())
-        });
+        wait_sockets(pid, &directory, &directory.join("console.sock"));
         Vm::free(self.clone(), name, guest, directory, pid)
     }
 
@@ -255,9 +252,7 @@ impl Host {
         let pid = child.id() as i32;
         // Only reaps the process: whoever kills it looks into /proc for its end.
         std::thread::spawn(move || child.wait());
-        until(format_args!("a QEMU that waits, see {}", directory.display()), || {
-            (socket.exists() && directory.join("test.sock").exists()).then_some(())
-        });
+        wait_sockets(pid, &directory, socket);
         from.arriving(self.clone(), name, directory, pid)
     }
 
@@ -268,7 +263,7 @@ impl Host {
 
     /// A process with this program name and the daemon's directory in its arguments.
     pub fn find(&self, program: &str) -> Option<i32> {
-        let all = process::with_path(&self.run_directory());
+        let all = process::executed(&self.run_directory());
         all.into_iter().find(|(_, found)| found == program).map(|(pid, _)| pid)
     }
 
@@ -285,7 +280,7 @@ impl Host {
 
     /// The processes of all VMs.
     pub fn servers(&self) -> Vec<i32> {
-        let all = process::with_path(&self.run_directory()).into_iter();
+        let all = process::executed(&self.run_directory()).into_iter();
         all.filter(|(_, found)| found == SERVER).map(|(pid, _)| pid).collect()
     }
 
@@ -391,6 +386,18 @@ fn is_in_memory(place: &Path) -> bool {
 /// It does not exist.
 pub fn permit(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).expect("it can be permitted");
+}
+
+/// Waits until a QEMU with its files in `directory` has this socket and that of the test.
+///
+/// # Panics
+/// It has ended.
+fn wait_sockets(pid: i32, directory: &Path, socket: &Path) {
+    let log = || fs::read_to_string(directory.join("qemu.log")).unwrap_or_default();
+    until("QEMU's sockets", || {
+        assert!(process::runs(pid), "QEMU has ended before it had its sockets: {}", log());
+        (socket.exists() && directory.join("test.sock").exists()).then_some(())
+    });
 }
 
 /// Kills all processes that use this directory.

@@ -27,6 +27,24 @@ pub fn with_path(path: &Path) -> Vec<(i32, String)> {
         .collect()
 }
 
+/// As [`with_path`], without processes that are about to execute their program: until then, a child
+/// has the command line of its parent.
+pub fn executed(path: &Path) -> Vec<(i32, String)> {
+    let mut all = with_path(path);
+    all.retain(|(pid, _)| !is_copy(*pid));
+    all
+}
+
+fn is_copy(pid: i32) -> bool {
+    let line = |pid: i32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let parent: Option<i32> = fs::read_to_string(format!("/proc/{pid}/stat")).ok().and_then(|stat| {
+        // The state and the parent follow the name.
+        stat.rsplit(") ").next()?.split(' ').nth(1)?.parse().ok()
+    });
+    let own = line(pid);
+    !own.is_empty() && parent.is_some_and(|parent| line(parent) == own)
+}
+
 fn has_open(pid: i32, directory: &Path) -> bool {
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
     let mut links = entries.filter_map(|entry| fs::read_link(entry.path()).ok());

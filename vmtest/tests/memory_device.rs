@@ -9,7 +9,7 @@ use ebb_api::{DeviceServer, SizeState, SizeStatus, VmStatus};
 use ebb_vm::Qmp;
 use serde_json::json;
 use vmtest::{
-    Guest, Host, MemoryDevice, Ran, Vm, assets, busy_for, permit, require, rounds, until,
+    Guest, Host, MemoryDevice, Ran, Vm, assets, busy_for, permit, require, rounds, until, until_or,
 };
 
 const MIB: u64 = 1 << 20;
@@ -230,6 +230,12 @@ fn violations(vm: &Vm) -> Option<u64> {
     size(vm).devices.first().and_then(|device| device.violations)
 }
 
+/// Waits until exactly so many violations are told. A status may tell the size of a moment ago.
+fn wait_violations(vm: &Vm, count: u64) {
+    until_or(|| (violations(vm) == Some(count)).then_some(()))
+        .unwrap_or_else(|| panic!("{:?} violations, not {count}", violations(vm)));
+}
+
 #[test]
 fn a_managed_vm_grows_by_a_device_of_ebbs() {
     let host = here().map(|_| Host::new());
@@ -281,7 +287,7 @@ fn every_touch_of_what_is_not_plugged_is_counted() {
     require!(host.as_ref().map_err(Clone::clone));
     let vm = managed(&host.expect("required"), "release", |guest| guest.grow_prealloc());
     touch_unplugged(&vm, 20);
-    assert_eq!(violations(&vm), Some(20));
+    wait_violations(&vm, 20);
     assert_eq!(vm.status().sharing.stopped, None);
     // The memory that these touches were given is reclaimed.
     reach(&vm, 1024);
@@ -291,7 +297,7 @@ fn every_touch_of_what_is_not_plugged_is_counted() {
     assert!(vm.host_bytes() < 512 * MIB + OVERHEAD, "{}", vm.host_bytes());
     touch_unplugged(&vm, 1);
     until("the VM to be stopped", || vm.status().sharing.stopped);
-    assert_eq!(violations(&vm), Some(21));
+    wait_violations(&vm, 21);
     let state = vm.qmp("query-status", json!({}));
     assert_eq!(state["status"], "paused", "{state}");
     vm.qmp("cont", json!({}));

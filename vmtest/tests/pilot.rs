@@ -74,22 +74,22 @@ fn the_pilot_takes_what_is_not_used_and_gives_back_what_is_missed() {
     let text = host.ebb("pilot").ok();
     assert!(text.contains("  pilot         on\n") && text.contains(" batch "), "{text}");
 
-    // The policy decides the like from what was recorded.
-    let trace = host.directory().join("trace");
-    let recorded = host.ebb(&format!("record {} --for 3s", trace.display())).ok();
-    assert!(recorded.contains(" looks"), "{recorded}");
-    let simulated = host.ebb(&format!("simulate {} --reserve {reserve}", trace.display())).ok();
-    assert!(simulated.contains(&format!("{}: limit ", vm.name())), "{simulated}");
+    // The policy decides the like from what was recorded. On a busy host that may be too few looks.
+    let (mut number, mut simulated) = (0, String::new());
+    let is_decided = until_or(|| {
+        number += 1;
+        let trace = host.directory().join(format!("trace{number}"));
+        let recorded = host.ebb(&format!("record {} --for 3s", trace.display())).ok();
+        assert!(recorded.contains(" looks"), "{recorded}");
+        simulated = host.ebb(&format!("simulate {} --reserve {reserve}", trace.display())).ok();
+        simulated.contains(&format!("{}: limit ", vm.name())).then_some(())
+    });
+    assert!(is_decided.is_some(), "{simulated}");
 
     host.ebb("pilot off").ok();
     until("no limit", || vm.status().limit.bytes.is_none().then_some(()));
     assert_eq!(vm.guest("check kept"), "0");
 }
-
-/// The largest reserve that the pilot takes.
-const MOST: &str = "90%";
-/// Most memory that a test takes from the host.
-const BALLAST_MOST_BYTES: u64 = 6 << 30;
 
 /// All of the host's memory, and what is available of it.
 fn host_memory() -> (u64, u64) {
@@ -104,57 +104,6 @@ fn host_memory() -> (u64, u64) {
 /// A reserve with which the host is tight, as long as nobody takes a fifth of what is available.
 fn tight() -> String {
     format!("{}M", host_memory().1 / MIB * 3 / 4)
-}
-
-/// Takes enough memory for the host to be short with the largest reserve, as long as it is held.
-///
-/// # Errors
-/// Nearly all of the host's memory is available, and that is a lot.
-fn ballast() -> Result<Vec<u8>, String> {
-    let (total, available) = host_memory();
-    let bytes = available.saturating_sub(total / 100 * 85);
-    match bytes <= BALLAST_MOST_BYTES {
-        true => Ok(vec![1; bytes as usize]),
-        false => Err(format!("{available} bytes of {total} are available")),
-    }
-}
-
-#[test]
-fn cold_memory_is_compressed_first_and_then_goes_to_the_disk() {
-    let host = Host::in_memory();
-    require!(host.as_ref());
-    let host = host.expect("it is there");
-    host.set(NO_STALLS.0, NO_STALLS.1);
-    let vm = run(&host);
-    vm.guest("fill soft 200M");
-    host.ebb(&format!("pilot on --reserve {}", tight())).ok();
-    let widened = wait_done(&host, "compressed memory 0 B -> ", "the host is tight");
-    assert_eq!(widened.action, "compressed memory 0 B -> 64 MiB");
-    wait_done(&host, "limit none -> ", "what it uses least");
-    let is_compressed = || Some(vm.status().limit.compressed_pages).filter(|pages| *pages > 1000);
-    until_or(is_compressed).unwrap_or_else(|| panic!("{}", host.ebb("pilot").ok()));
-    let before = vm.status().limit;
-    assert!(before.compressed_bytes > 0 && before.compressed_limit_bytes <= 64 * MIB, "{before:?}");
-
-    let ballast = ballast();
-    require!(ballast.as_ref());
-    host.ebb(&format!("pilot --reserve {MOST}")).ok();
-    wait_done(&host, "compressed memory 64 MiB -> ", "are compressed, and go to the swap file");
-    until("pages that move to the disk", || {
-        (vm.status().limit.written_back_total_bytes > before.written_back_total_bytes).then_some(())
-    });
-    assert_eq!(vm.guest("check soft"), "0");
-
-    drop(ballast);
-
-    // Nothing of it outlives the pilot.
-    host.ebb("pilot off").ok();
-    until("no compressed memory", || {
-        let limit = vm.status().limit;
-        (limit.bytes.is_none() && limit.compressed_limit_bytes == 0 && limit.compressed_pages == 0)
-            .then_some(())
-    });
-    assert_eq!(vm.guest("check soft"), "0");
 }
 
 fn is_limit_after(number: Option<u64>) -> impl Fn(&PilotDecision) -> bool {
@@ -262,7 +211,11 @@ fn a_guest_has_back_what_it_needs_and_an_operators_size_is_left_alone() {
         (before == last).then_some(())
     });
     assert!(last + 32 * MIB < whole, "{last} of {whole}");
-    vm.guest(&format!("fill kept {}M", vm.meminfo()["MemAvailable"] / MIB - 30));
+    // It may unplug some more meanwhile, and then refuses.
+    until("nearly all that it has to be in use", || {
+        let available_mib = vm.meminfo()["MemAvailable"] / MIB;
+        vm.try_guest(&format!("fill kept {}M", available_mib.saturating_sub(30))).ok()
+    });
     until("all of its memory", || (vm.meminfo()["MemTotal"] + 16 * MIB > whole).then_some(()));
     assert_eq!(vm.guest("check kept"), "0");
     vm.guest("free kept");
@@ -361,4 +314,68 @@ fn bad_input_is_refused_in_one_line() {
     }
     let status = pilot(&host);
     assert_eq!(status.mode, ebb_api::PilotMode::Off);
+}
+
+/// A test that takes much of the host's memory, which the pilot of another test would see: no other
+/// test runs beside it.
+mod alone {
+    use super::*;
+
+    /// The largest reserve that the pilot takes.
+    const MOST: &str = "90%";
+    /// Most memory that a test takes from the host.
+    const BALLAST_MOST_BYTES: u64 = 6 << 30;
+
+    /// Takes enough memory for the host to be short with the largest reserve, while it is held.
+    ///
+    /// # Errors
+    /// Nearly all of the host's memory is available, and that is a lot.
+    fn ballast() -> Result<Vec<u8>, String> {
+        let (total, available) = host_memory();
+        let bytes = available.saturating_sub(total / 100 * 85);
+        match bytes <= BALLAST_MOST_BYTES {
+            true => Ok(vec![1; bytes as usize]),
+            false => Err(format!("{available} bytes of {total} are available")),
+        }
+    }
+
+    #[test]
+    fn cold_memory_is_compressed_first_and_then_goes_to_the_disk() {
+        let host = Host::in_memory();
+        require!(host.as_ref());
+        let host = host.expect("it is there");
+        host.set(NO_STALLS.0, NO_STALLS.1);
+        let vm = run(&host);
+        vm.guest("fill soft 200M");
+        host.ebb(&format!("pilot on --reserve {}", tight())).ok();
+        let widened = wait_done(&host, "compressed memory 0 B -> ", "the host is tight");
+        assert_eq!(widened.action, "compressed memory 0 B -> 64 MiB");
+        wait_done(&host, "limit none -> ", "what it uses least");
+        until_or(|| (vm.status().limit.compressed_pages > 1000).then_some(()))
+            .unwrap_or_else(|| panic!("{}", host.ebb("pilot").ok()));
+        let before = vm.status().limit;
+        assert!(before.compressed_bytes > 0, "{before:?}");
+        assert!(before.compressed_limit_bytes <= 64 * MIB, "{before:?}");
+
+        let ballast = ballast();
+        require!(ballast.as_ref());
+        host.ebb(&format!("pilot --reserve {MOST}")).ok();
+        wait_done(&host, "compressed memory 64 MiB -> ", "are compressed, and go to the swap file");
+        until("pages that move to the disk", || {
+            let moved_bytes = vm.status().limit.written_back_total_bytes;
+            (moved_bytes > before.written_back_total_bytes).then_some(())
+        });
+        assert_eq!(vm.guest("check soft"), "0");
+
+        drop(ballast);
+
+        // Nothing of it outlives the pilot.
+        host.ebb("pilot off").ok();
+        until("no compressed memory", || {
+            let limit = vm.status().limit;
+            let has_pages = limit.compressed_limit_bytes > 0 || limit.compressed_pages > 0;
+            (limit.bytes.is_none() && !has_pages).then_some(())
+        });
+        assert_eq!(vm.guest("check soft"), "0");
+    }
 }

@@ -11,7 +11,7 @@ use ebb_units::{FRAME_BYTES, FrameRange, Gfn, Gpa};
 use ebb_vm::{Ram, layout};
 use ebb_vprobe::{ACKNOWLEDGEMENT_AT, ANSWER_AT, Answer, Kind, Reason, Record, State};
 use serde_json::json;
-use vmtest::{Disk, Guest, GuestError, Host, Vm, assets, require, until};
+use vmtest::{Disk, Guest, GuestError, Host, Vm, assets, require, until, until_or};
 
 use crate::reading;
 
@@ -231,15 +231,17 @@ fn set_block(vm: &Vm, block: u64, state: &str) -> Result<String, GuestError> {
 /// Takes a block offline. One that holds a page in use for a while refuses.
 fn take_offline(vm: &Vm) -> u64 {
     let mut refusals = Vec::new();
-    for _ in 0..5 {
-        for block in BLOCKS {
-            match set_block(vm, block, "offline") {
-                Ok(_) => return block,
-                Err(GuestError(why)) => refusals.push(format!("memory{block}: {why}")),
+    let taken = until_or(|| {
+        refusals.clear();
+        BLOCKS.into_iter().find(|&block| match set_block(vm, block, "offline") {
+            Ok(_) => true,
+            Err(GuestError(why)) => {
+                refusals.push(format!("memory{block}: {why}"));
+                false
             }
-        }
-    }
-    panic!("no block goes offline: {refusals:?}")
+        })
+    });
+    taken.unwrap_or_else(|| panic!("no block goes offline: {refusals:?}"))
 }
 
 #[test]
