@@ -10,7 +10,6 @@ use ebb_sys::process::Process;
 use ebb_vm::launch::{self, Accelerator};
 use ebb_vm::{Monitor, Qmp, Ram, handed, layout, takeover};
 use serde_json::json;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
 use std::thread::{self, JoinHandle};
@@ -244,9 +243,8 @@ fn release(
         let is_qemu = child.pid() == Some(pid);
         let (name, at) = (name.clone(), directory.to_owned());
         let noting = child.release(move |ended| {
-            let filtered = confine::filtered(pid, ended.signal()).filter(|_| filters);
-            let why = filtered.or_else(|| confine::ended_badly(pid, ended));
-            if let Some(why) = why.filter(|_| is_qemu) {
+            let why = confine::ended_badly(pid, ended, filters).filter(|_| is_qemu);
+            if let Some(why) = why {
                 tracing::error!("{why}");
                 last_words::leave(&at, &format!("{name}: {why}"));
             }

@@ -209,16 +209,13 @@ fn warn_once(lacks: &[String]) {
     }
 }
 
-/// Message about a QEMU that filters its system calls and ended in this way; none: its filter is
-/// not the reason.
-pub fn filtered(pid: i32, signal: Option<i32>) -> Option<String> {
-    let is_filter = signal == Some(Signal::SYS.as_raw());
-    is_filter.then(|| format!("QEMU {pid} was ended by SIGSYS{FILTERED}"))
-}
-
 /// Message about a QEMU that ended by itself and not well: by a signal of its own fault, or with a
 /// code. None: it was told to end, or was killed.
-pub fn ended_badly(pid: i32, ended: ExitStatus) -> Option<String> {
+/// `filters`: it has set its own filter of system calls, so SIGSYS comes from that.
+pub fn ended_badly(pid: i32, ended: ExitStatus, filters: bool) -> Option<String> {
+    if filters && ended.signal() == Some(Signal::SYS.as_raw()) {
+        return Some(format!("QEMU {pid} was ended by SIGSYS{FILTERED}"));
+    }
     let told = [Signal::KILL, Signal::TERM, Signal::INT, Signal::HUP].map(Signal::as_raw);
     let was_told = ended.signal().is_some_and(|signal| told.contains(&signal));
     let is_bad = !ended.success() && !was_told;
@@ -316,10 +313,11 @@ mod tests {
         assert!(plan.advice("it said nothing", Some(Signal::SYS.as_raw())).contains("-sandbox"));
         assert_eq!(plan.advice("it said nothing", Some(Signal::KILL.as_raw())), "");
         assert_eq!(plan.advice("no such device", None), "");
-        let message = filtered(7, Some(Signal::SYS.as_raw())).unwrap();
+        let filtered = |raw| ended_badly(7, ExitStatus::from_raw(raw), true);
+        let message = filtered(Signal::SYS.as_raw()).unwrap();
         assert!(message.contains("QEMU 7") && message.contains("-sandbox"), "{message}");
-        assert_eq!(filtered(7, Some(Signal::KILL.as_raw())), None);
-        assert_eq!(filtered(7, None), None);
+        assert_eq!(filtered(Signal::KILL.as_raw()), None);
+        assert_eq!(filtered(0), None);
         let privileged = Plan { identity: None, ..plan };
         assert_eq!(privileged.advice("a.img: Permission denied", None), "");
     }
@@ -330,7 +328,7 @@ mod tests {
         for (raw, is_bad) in
             [(0, false), (9, false), (15, false), (6, true), (11, true), (256, true)]
         {
-            let message = ended_badly(7, ExitStatus::from_raw(raw));
+            let message = ended_badly(7, ExitStatus::from_raw(raw), false);
             assert_eq!(message.is_some(), is_bad, "{message:?}");
         }
     }
