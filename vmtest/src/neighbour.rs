@@ -1,9 +1,5 @@
 //! A VM beside those that a test disturbs, whose guest uses evicted memory all the time.
 
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread;
-use std::time::{Duration, Instant};
-
 use crate::vm::{AccessTimes, Vm};
 
 /// Accesses for which times are taken at least: nearly 200 times.
@@ -15,8 +11,6 @@ const FACTOR: u64 = 10;
 const P99_LEAST_US: u64 = 10_000;
 /// A shorter longest time of a calm while counts as this, in microseconds.
 const LONGEST_LEAST_US: u64 = 100_000;
-/// Time between two looks at whether this process stands still.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// A VM whose guest uses memory of which a part is evicted.
 pub struct Neighbour(Vm);
@@ -36,23 +30,14 @@ impl Neighbour {
         &self.0
     }
 
-    /// Returns how long accesses take while `work` runs, and for a while after it. The longest time
-    /// is less by the longest one in which this process stood still: nobody waits for Ebb then.
+    /// Returns how long accesses take while `work` runs, and for a while after it.
     pub fn times(&self, work: impl FnOnce()) -> AccessTimes {
         // No access is under way then that began before.
         self.0.guest("accesson beside 512");
         self.0.access_times("beside");
-        thread::scope(|scope| {
-            // Dropped as well if the work fails.
-            let (watching, over) = mpsc::channel();
-            let stall = scope.spawn(move || longest_stall(&over));
-            work();
-            self.0.guest(&format!("accesson beside {WATCHED}"));
-            let times = self.0.access_times("beside");
-            drop(watching);
-            let stall_us = stall.join().expect("it only looks").as_micros() as u64;
-            AccessTimes { longest_us: times.longest_us.saturating_sub(stall_us), ..times }
-        })
+        work();
+        self.0.guest(&format!("accesson beside {WATCHED}"));
+        self.0.access_times("beside")
     }
 
     /// Ends the accesses, and checks the memory that they used.
@@ -75,15 +60,5 @@ impl AccessTimes {
         let is_unhindered = self.p99_us <= most(calm.p99_us, P99_LEAST_US)
             && self.longest_us <= most(calm.longest_us, LONGEST_LEAST_US);
         assert!(is_unhindered, "{by}: {self:?}, and in a calm while {calm:?}");
-    }
-}
-
-/// Returns the longest time in which a thread that only sleeps was not woken, up to the end.
-fn longest_stall(over: &Receiver<()>) -> Duration {
-    let mut longest = Duration::ZERO;
-    loop {
-        let began = Instant::now();
-        let Err(RecvTimeoutError::Timeout) = over.recv_timeout(LOOK_EVERY) else { return longest };
-        longest = longest.max(began.elapsed().saturating_sub(LOOK_EVERY));
     }
 }
