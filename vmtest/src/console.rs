@@ -170,18 +170,26 @@ impl Console {
         found.unwrap_or_else(timeout).map_err(GuestError)
     }
 
+    /// What QEMU wrote to its standard error: why it ended, if it did so by itself.
+    pub fn words_of_vmm(&self) -> String {
+        fs::read_to_string(self.log.with_file_name("qemu.log")).unwrap_or_default()
+    }
+
     /// The last lines, for a message.
     pub fn tail(&self) -> String {
-        let text = self.text();
-        let lines: Vec<&str> = text.lines().collect();
-        let tail = &lines[lines.len().saturating_sub(TAIL_LINES)..];
-        format!("--- end of the console ---\n{}\n---", tail.join("\n"))
+        format!("--- end of the console ---\n{}\n---", last_lines(&self.text()))
     }
 
     /// Fails the test with this message and the console's last lines.
     pub fn fail(&self, what: &str) -> ! {
         panic!("{what}\n{}", self.tail())
     }
+}
+
+/// The end of a log, for a message.
+pub fn last_lines(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
 }
 
 /// Reads as long as something comes: QEMU stops the guest when nobody reads.

@@ -37,11 +37,10 @@ pub fn executed(path: &Path) -> Vec<(i32, String)> {
 
 fn is_copy(pid: i32) -> bool {
     let line = |pid: i32| fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let parent: Option<i32> =
-        fs::read_to_string(format!("/proc/{pid}/stat")).ok().and_then(|stat| {
-            // The state and the parent follow the name.
-            stat.rsplit(") ").next()?.split(' ').nth(1)?.parse().ok()
-        });
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The state and the parent follow the name.
+    let parent = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(1));
+    let parent: Option<i32> = parent.and_then(|word| word.parse().ok());
     let own = line(pid);
     !own.is_empty() && parent.is_some_and(|parent| line(parent) == own)
 }

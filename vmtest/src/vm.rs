@@ -4,7 +4,6 @@ mod arrival;
 mod load;
 mod ram;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, TryRecvError};
@@ -17,7 +16,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::complaints;
-use crate::console::{Console, GuestError};
+use crate::console::{Console, GuestError, last_lines};
 use crate::guest::Guest;
 use crate::host::{Host, Ran};
 use crate::process;
@@ -321,24 +320,10 @@ impl Vm {
         self.forgiven.store(true, Ordering::Relaxed);
     }
 
-    /// What QEMU wrote to its standard error: why it ended, if it did so by itself.
-    fn words_of_qemu(&self) -> String {
-        let managed = self.host.run_directory().join("vms").join(&self.name).join("qemu.log");
-        let own = self.directory.join("qemu.log");
-        let logs = [managed, own].into_iter().filter_map(|log| fs::read_to_string(log).ok());
-        logs.collect()
-    }
-
     /// The guest's console.
     pub fn console(&self) -> MutexGuard<'_, Console> {
         self.console.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// The end of a log, for a message.
-fn last_lines(log: &str) -> String {
-    let lines: Vec<&str> = log.lines().collect();
-    lines[lines.len().saturating_sub(30)..].join("\n")
 }
 
 fn parse<T: DeserializeOwned>(json: &str) -> T {
@@ -354,7 +339,7 @@ impl Drop for Vm {
                 self.name,
                 self.console().tail(),
                 last_lines(&self.host.log()),
-                last_lines(&self.words_of_qemu()),
+                last_lines(&self.console().words_of_vmm()),
             );
         }
         self.kill();
