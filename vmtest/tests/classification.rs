@@ -23,8 +23,9 @@ fn free_blocks(vm: &Vm) -> [u64; 11] {
 }
 
 /// Ebb's view of the stopped guest and the guest's own fields, taken when both see the same free
-/// memory. A guest at rest still allocates and frees for a moment, such as when a program ends or memory
-/// is compacted; so the guest is asked before and after, and all is read again while the views differ.
+/// memory. The guest may compact its memory between its own two looks, and the daemon may answer with
+/// counts from before the stop: it shares them for up to a second. So all is read again while the
+/// views differ.
 fn undisturbed(vm: &Vm) -> (VmStatus, HashMap<String, u64>) {
     let mut seen = Vec::new();
     for _ in 0..50 {
