@@ -29,4 +29,4 @@ pub mod wait;
 pub use mounted::mounted;
 pub use setting::HostSetting;
 pub use undo::{Scratch, Undo};
-pub use wait::{deadline, give_up, until, until_or};
+pub use wait::{deadline, give_up, until, until_fits, until_or};

@@ -1,6 +1,6 @@
 //! Waiting for events.
 
-use std::fmt::Display;
+use std::fmt::{Debug, Display};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -58,6 +58,27 @@ pub fn until_within<T>(deadline: Duration, mut probe: impl FnMut() -> Option<T>)
         thread::sleep(LOOK_EVERY);
     }
     probe()
+}
+
+/// Does what [`until`] does with the first look at something that `fits`. The message has the last look.
+///
+/// # Panics
+/// No look fits within [`deadline`].
+pub fn until_fits<T: Debug>(
+    what: impl Display,
+    mut look: impl FnMut() -> T,
+    fits: impl Fn(&T) -> bool,
+) -> T {
+    let mut last = None;
+    let found = until_or(|| {
+        let seen = look();
+        if fits(&seen) {
+            return Some(seen);
+        }
+        last = Some(seen);
+        None
+    });
+    found.unwrap_or_else(|| panic!("waited {:?} in vain for {what}: {last:?}", deadline()))
 }
 
 /// Waits for a teardown, also after [`give_up`]. Returns whether `probe` became true in time.

@@ -49,7 +49,8 @@ pub use screen::Screen;
 pub use slow_disk::{SlowDisk, slow_disks};
 use testkit::wait;
 pub use testkit::{
-    HostSetting, Scratch, Undo, deadline, give_up, require, setting, skip, undo, until, until_or,
+    HostSetting, Scratch, Undo, deadline, give_up, require, setting, skip, undo, until, until_fits,
+    until_or,
 };
 pub use there_and_back::assert_goes_and_comes_back;
 pub use vm::{AccessTimes, Churn, Vm};

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use ebb_api::VmSummary;
-use vmtest::{Guest, Host, Listening, Ran, Vm, until_or};
+use vmtest::{Guest, Host, Listening, Ran, Vm, until_fits};
 
 const MIB: u64 = 1 << 20;
 
@@ -150,6 +150,5 @@ fn a_daemon_without_its_files_does_not_start() {
     host.set("EBB_TOKENS", "/nowhere/tokens");
     let why = host.ebb("pool 1G").refused();
     assert!(why.contains("/nowhere/ebbd.crt: No such file"), "{why}");
-    until_or(|| host.processes().is_empty().then_some(()))
-        .unwrap_or_else(|| panic!("{:?}", host.processes()));
+    until_fits("no process", || host.processes(), Vec::is_empty);
 }

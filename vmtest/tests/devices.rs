@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use ebb_api::{MayTake, VmStatus};
 use serde_json::json;
-use vmtest::{Disk, Guest, Host, Ran, Vm, permit, require, until, until_or};
+use vmtest::{Disk, Guest, Host, Ran, Vm, permit, require, until, until_fits};
 
 const MIB: u64 = 1 << 20;
 const VIRTIOFSD: [&str; 2] = ["/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd"];
@@ -275,7 +275,7 @@ fn a_vm_whose_memory_must_stay_is_refused() {
     let why = host.ebb(&format!("run --name a --memory 256M -- {object}")).refused();
     assert!(why.contains("sev-guest sev0"), "{why}");
     assert!(host.list().is_empty());
-    let has_qemu = || host.processes().iter().any(|program| program.contains("qemu"));
-    until_or(|| (!has_qemu()).then_some(())).unwrap_or_else(|| panic!("{:?}", host.processes()));
+    let is_qemu = |program: &String| program.contains("qemu");
+    until_fits("no QEMU", || host.processes(), |all| !all.iter().any(is_qemu));
     assert!(!host.run_directory().join("vms/a").exists());
 }

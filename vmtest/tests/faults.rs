@@ -5,7 +5,9 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use vmtest::{Disk, Failing, FaultyDisk, Guest, Host, Vm, require, rounds, until, until_or};
+use vmtest::{
+    Disk, Failing, FaultyDisk, Guest, Host, Vm, require, rounds, until, until_fits, until_or,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -27,10 +29,10 @@ fn wait_limit(vm: &Vm) {
 
 /// Waits until the limit is stuck for an error of the swap file. Other reasons may come first.
 fn wait_stuck(vm: &Vm) {
-    let stuck = || vm.status().limit.stuck;
-    let is_told = || stuck().is_some_and(|why| why.contains(".swap: Input/output error"));
-    until_or(|| is_told().then_some(()))
-        .unwrap_or_else(|| panic!("no error of the swap file is told: {:?}", stuck()));
+    let is_told = |stuck: &Option<String>| {
+        stuck.as_ref().is_some_and(|why| why.contains(".swap: Input/output error"))
+    };
+    until_fits("an error of the swap file", || vm.status().limit.stuck, is_told);
 }
 
 /// Has the guest check its memory while something fails, until `mend` ends that. Returns whether

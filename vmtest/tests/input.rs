@@ -6,15 +6,15 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 
 use ebb_vm::Qmp;
-use vmtest::{Guest, Host, Ran, until_or};
+use vmtest::{Guest, Host, Ran, until_fits};
 
 /// Checks that there is no VM, no record of one, and no process but the daemon.
 fn assert_untouched(host: &Host) {
     let records = fs::read_dir(host.run_directory().join("vms")).map(|entries| entries.count());
     assert_eq!(records.unwrap_or(0), 0, "a record is left");
     // A helper may still be ending.
-    let strangers = || host.processes().into_iter().any(|name| name != "ebbd");
-    until_or(|| (!strangers()).then_some(())).unwrap_or_else(|| panic!("{:?}", host.processes()));
+    let is_alone = |all: &Vec<String>| all.iter().all(|name| name == "ebbd");
+    until_fits("no process but the daemon", || host.processes(), is_alone);
     assert!(host.list().is_empty());
 }
 

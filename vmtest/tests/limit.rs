@@ -7,7 +7,7 @@ use ebb_api::LimitStatus;
 use ebb_sys::pagemap::Pagemap;
 use ebb_sys::process::Process;
 use ebb_sys::uffd::HvaRange;
-use vmtest::{Disk, Guest, Host, HostSetting, Vm, assets, require, until, until_or};
+use vmtest::{Disk, Guest, Host, HostSetting, Vm, assets, require, until, until_fits};
 
 const MIB: u64 = 1 << 20;
 /// Memory that the guest touches before the evicting threads get their turn.
@@ -72,8 +72,8 @@ fn a_limit_holds_by_a_ring_in_qemu() {
 
 /// Waits until this many threads have the name. A new thread names itself once it has a processor.
 fn wait_threads(host: &Host, name: &str, count: usize) {
-    until_or(|| (host.threads(name) == count).then_some(()))
-        .unwrap_or_else(|| panic!("{} threads {name}, not {count}", host.threads(name)));
+    let wanted = format!("{count} threads named {name}");
+    until_fits(wanted, || host.threads(name), |&found| found == count);
 }
 
 /// Refill threads cost memory, so they begin with the first eviction.

@@ -9,7 +9,8 @@ use ebb_api::{DeviceServer, SizeState, SizeStatus, VmStatus};
 use ebb_vm::Qmp;
 use serde_json::json;
 use vmtest::{
-    Guest, Host, MemoryDevice, Ran, Vm, assets, busy_for, permit, require, rounds, until, until_or,
+    Guest, Host, MemoryDevice, Ran, Vm, assets, busy_for, permit, require, rounds, until,
+    until_fits,
 };
 
 const MIB: u64 = 1 << 20;
@@ -232,8 +233,8 @@ fn violations(vm: &Vm) -> Option<u64> {
 
 /// Waits until exactly so many violations are told. A status may tell the size of a moment ago.
 fn wait_violations(vm: &Vm, count: u64) {
-    until_or(|| (violations(vm) == Some(count)).then_some(()))
-        .unwrap_or_else(|| panic!("{:?} violations, not {count}", violations(vm)));
+    let wanted = format!("{count} violations");
+    until_fits(wanted, || violations(vm), |&found| found == Some(count));
 }
 
 #[test]

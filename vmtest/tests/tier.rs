@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use vmtest::{Guest, Host, assets, require, until, until_or};
+use vmtest::{Guest, Host, assets, require, until, until_fits};
 
 const MIB: u64 = 1 << 20;
 /// Memory that the guest touches before the evicting threads get their turn.
@@ -74,8 +74,9 @@ fn tiers_that_cannot_be_change_nothing() {
         assert!(said.contains(why), "{tiers}: {said}");
         assert!(host.list().is_empty() && !slow.exists(), "{tiers}");
         // A helper may still be ending.
-        until_or(|| host.processes().iter().all(|name| name == "ebbd").then_some(()))
-            .unwrap_or_else(|| panic!("{tiers}: {:?}", host.processes()));
+        let is_alone = |all: &Vec<String>| all.iter().all(|name| name == "ebbd");
+        let wanted = format!("no process but the daemon after {tiers}");
+        until_fits(wanted, || host.processes(), is_alone);
         let records = fs::read_dir(host.run_directory().join("vms")).map(Iterator::count);
         assert_eq!(records.unwrap_or(0), 0, "{tiers}: a record is left");
     }
