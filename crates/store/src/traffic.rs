@@ -151,9 +151,12 @@ mod tests {
         let asks = other.read();
         assert_eq!((one.most_pages(), other.most_pages()), (PAGES_EACH, CLUSTER_SLOTS));
         drop(asks);
-        drop(one.read());
-        drop(one.read());
-        assert_eq!((one.most_pages(), other.most_pages()), (PAGES_EACH, PAGES_EACH));
+        // On a busy host, the first read may be long ago by the time of the look.
+        let is_shared_by_both = || {
+            [&other, &one, &one].iter().for_each(|lane| drop(lane.read()));
+            (one.most_pages(), other.most_pages()) == (PAGES_EACH, PAGES_EACH)
+        };
+        assert!((0..100).any(|_| is_shared_by_both()));
         // As if both reads were long ago.
         [&one, &other].iter().for_each(|lane| lane.seat.set(Word::LastRead, 1));
         assert_eq!((one.most_pages(), other.most_pages()), (CLUSTER_SLOTS, CLUSTER_SLOTS));

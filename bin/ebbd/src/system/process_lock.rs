@@ -105,7 +105,10 @@ mod tests {
         let found = holder(directory.path()).unwrap().map(|process| process.pid());
         assert_eq!(found, Some(std::process::id() as i32));
         drop(lock);
-        assert!(holder(directory.path()).unwrap().is_none());
+        // A process that another test starts has the file, too, until it executes its program.
+        testkit::until("nobody to have the lock", || {
+            holder(directory.path()).unwrap().is_none().then_some(())
+        });
     }
 
     #[test]
@@ -121,10 +124,15 @@ mod tests {
     fn a_directory_that_was_removed_gives_no_lock() {
         let directory = tempfile::tempdir().unwrap();
         let first = take(directory.path(), Instant::now()).unwrap();
+        let file = path(&directory.path().canonicalize().unwrap());
         thread::scope(|scope| {
             let second = scope.spawn(|| take(directory.path(), Instant::now()));
-            thread::sleep(LOOK_EVERY * 4);
-            fs::remove_file(path(directory.path())).unwrap();
+            testkit::until("both to have the file open", || {
+                let open = fs::read_dir("/proc/self/fd").unwrap().flatten();
+                let links = open.filter_map(|entry| fs::read_link(entry.path()).ok());
+                (links.filter(|link| *link == file).count() == 2).then_some(())
+            });
+            fs::remove_file(&file).unwrap();
             drop(first);
             assert!(second.join().unwrap().is_err());
         });

@@ -128,10 +128,14 @@ mod tests {
 
     #[test]
     fn work_is_watched_from_its_beginning_on_and_fails_by_itself() {
-        let look = || Ok(Sample { guests: 1.0, daemon: 0.0 });
+        let has_looked = AtomicBool::new(false);
+        let look = || {
+            has_looked.store(true, Ordering::Relaxed);
+            Ok(Sample { guests: 1.0, daemon: 0.0 })
+        };
         let hour = Duration::from_secs(3600);
         let ((), held) = Held::during(hour, look, || {
-            thread::sleep(Duration::from_millis(20));
+            vmtest::until("a look", || has_looked.load(Ordering::Relaxed).then_some(()));
             Ok(())
         })
         .unwrap();

@@ -6,6 +6,9 @@ use super::*;
 use crate::inject::victim::HABITS;
 use crate::uffd::{Uffd, Watch};
 
+/// Time for a call that never ends, in which a thread also stops on a busy host.
+const LONG_ENOUGH_MS: &str = "1000";
+
 #[test]
 fn a_helper_that_dies_at_any_step_leaves_the_thread_as_it_was() {
     if !may_trace() {
@@ -49,7 +52,7 @@ fn a_call_that_takes_too_long_is_given_up() {
     let mut victim = Victim::of("ppoll");
     let room = victim.shared().start.0;
     let mut helper = helper_for(format!("read {} {room}", victim.pid()));
-    let output = helper.env("EBB_TIMEOUT_MS", "50").output().unwrap();
+    let output = helper.env("EBB_TIMEOUT_MS", LONG_ENOUGH_MS).output().unwrap();
     assert!(said(&output).contains("was given up"), "{output:?}");
     victim.goes_on();
     victim.ends_well();
@@ -72,7 +75,7 @@ fn a_call_that_cannot_be_given_up_ends_by_itself() {
     victim.goes_on();
     // Nobody answers the fault.
     let words = format!("populate {} {} {}", victim.pid(), range.start.0, range.bytes);
-    let output = helper_for(words).env("EBB_TIMEOUT_MS", "50").output().unwrap();
+    let output = helper_for(words).env("EBB_TIMEOUT_MS", LONG_ENOUGH_MS).output().unwrap();
     assert!(said(&output).contains("ends it by itself"), "{output:?}");
     uffd.zero(range, true).unwrap();
     victim.goes_on();
