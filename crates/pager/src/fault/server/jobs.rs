@@ -45,6 +45,10 @@ pub(crate) enum Work {
 /// Faults for the refill threads.
 pub(crate) struct Jobs {
     queue: Mutex<Queue>,
+    /// [`PAUSE`]. Tests have longer times, as a busy host may give a thread no processor for long.
+    pause: Duration,
+    /// [`IDLE_AFTER`].
+    idle_after: Duration,
 }
 
 struct Queue {
@@ -62,7 +66,8 @@ impl Jobs {
     pub(crate) fn new() -> Jobs {
         let (jobs, failed) = (VecDeque::with_capacity(JOBS), VecDeque::with_capacity(JOBS));
         let asleep = Vec::with_capacity(THREADS_MOST);
-        Jobs { queue: Mutex::new(Queue { jobs, failed, asleep, is_open: false }) }
+        let queue = Mutex::new(Queue { jobs, failed, asleep, is_open: false });
+        Jobs { queue, pause: PAUSE, idle_after: IDLE_AFTER }
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -84,7 +89,7 @@ impl Jobs {
         let mut queue = self.queue();
         let takes = queue.is_open && queue.failed.len() < JOBS;
         if takes {
-            queue.failed.push_back((Instant::now() + PAUSE, gfn));
+            queue.failed.push_back((Instant::now() + self.pause, gfn));
             // A sleeping thread must now wait for this time, and not for ever.
             wake_one(queue);
         }
@@ -94,7 +99,7 @@ impl Jobs {
     /// Returns the next work; `None` once the queue is closed and nothing is left. A thread that
     /// `keeps` a buffer is told when to give its memory back.
     pub(crate) fn next(&self, keeps: bool) -> Option<Work> {
-        let idle_at = keeps.then(|| Instant::now() + IDLE_AFTER);
+        let idle_at = keeps.then(|| Instant::now() + self.idle_after);
         let mut queue = self.queue();
         loop {
             let left =
@@ -187,9 +192,10 @@ mod tests {
         }
     }
 
+    /// An open queue. Its threads keep their buffers for as long as a test takes.
     fn open() -> Jobs {
-        let jobs = Jobs::new();
-        jobs.queue().is_open = true;
+        let jobs = Jobs { pause: 20 * PAUSE, idle_after: LONG, ..Jobs::new() };
+        jobs.open();
         jobs
     }
 
@@ -274,7 +280,8 @@ mod tests {
 
     #[test]
     fn a_thread_without_faults_rests_once_and_works_again() {
-        let (jobs, (sender, receiver)) = (open(), channel());
+        let (jobs, (sender, receiver)) = (Jobs::new(), channel());
+        jobs.open();
         thread::scope(|scope| {
             let _closing = Closing(&jobs);
             scope.spawn(|| {
