@@ -17,6 +17,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, 
 
 PARTS = ["in-use", "free", "compressed", "swapped", "disk-backed", "empty"]
 PATIENCE_MS = 60_000
+LOOK_EVERY_MS = 100
 PHONE = {"width": 360, "height": 740}
 DESK = {"width": 1280, "height": 900}
 # A browser logs each refusal and each lost connection; the page is about to say the same.
@@ -89,9 +90,14 @@ def columns_add_up(look: Look) -> None:
     for part in [*PARTS, "size"]:
         cell = look.row.locator(f'[data-key="{part}"]')
         expect(cell).to_have_attribute("data-value", re.compile(r"^\d+$"))
-    # All cells of one moment.
-    cells = re.findall(r'data-key="([^"]+)"[^>]*? data-value="(\d+)"', look.row.inner_html())
-    figures: Dict[str, int] = {key: int(value) for key, value in cells}
+    figures: Dict[str, int] = {}
+    # All cells of one moment. A VM that is slow to answer may have unknown figures again by then.
+    for _ in range(PATIENCE_MS // LOOK_EVERY_MS):
+        cells = re.findall(r'data-key="([^"]+)"[^>]*? data-value="(\d+)"', look.row.inner_html())
+        figures = {key: int(value) for key, value in cells}
+        if figures.keys() >= {*PARTS, "size"}:
+            break
+        look.page.wait_for_timeout(LOOK_EVERY_MS)
     assert sum(figures[part] for part in PARTS) == figures["size"] == 512 << 20, figures
     expect(look.row.locator("svg.bar")).to_have_attribute("aria-label", re.compile("in use .*empty"))
 
