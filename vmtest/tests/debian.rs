@@ -1,7 +1,13 @@
 //! Debian itself, started by its own init from a disk that Ebb serves, in less memory than it
 //! believes to have. Every file on the disk is checked against its package.
 
+use std::time::Duration;
+
 use vmtest::{Disk, Guest, Host, assets, require};
+
+/// Longest time for a start with a look at every file: minutes, where two of them share two
+/// processors.
+const PATIENCE: Duration = Duration::from_secs(900);
 
 fn starts_from(kind: &str) {
     let userland = assets::userland();
@@ -9,6 +15,7 @@ fn starts_from(kind: &str) {
     let host = Host::new();
     let mut disk = Disk::new(&host, "disk", "2G").formatted(kind).filled(&userland.unwrap());
     let vm = host.run(Guest::debian("6.1-cloud").memory("512M").own_disk(&disk));
+    vm.console().be_patient(PATIENCE);
     vm.ebb("limit 200M").ok();
     vm.leave(&format!("boot {kind} /dev/vda"));
     vm.wait_console("every file was checked");

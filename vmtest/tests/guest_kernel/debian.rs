@@ -1,5 +1,7 @@
 //! All of Debian in a guest with the shared allocator.
 
+use std::time::Duration;
+
 use vmtest::{Disk, Host, assets, require};
 
 use crate::zones::zones;
@@ -18,6 +20,9 @@ const PROGRAM: &str = "export PATH=/usr/bin:/bin; cd /tmp && for file in 0 1 2 3
     printf 'OBJECTS := main.o $(foreach n,0 1 2 3 4 5 6 7 8 9,part$n.o)\\n\
 main: $(OBJECTS)\\n\\tgcc -o $@ $^\\n' >Makefile; make -s -j4 CC=gcc CFLAGS=-O2 main && ./main";
 
+/// Longest time for one step, where another test has one of two processors.
+const PATIENCE: Duration = Duration::from_secs(900);
+
 /// Debian's compiler first, then all of Debian: systemd starts, and every file is checked against
 /// its package.
 #[test]
@@ -28,6 +33,7 @@ fn debian_runs() {
     let host = Host::new();
     let mut disk = Disk::new(&host, "disk", "2G").formatted("ext4").filled(&userland.unwrap());
     let vm = with_disk(&host, &disk, guest().memory("512M"));
+    vm.console().be_patient(PATIENCE);
     vm.guest("mount ext4 /dev/vda /mnt");
     vm.guest(&format!("timed program /mnt {PROGRAM}"));
     zones(&vm);
