@@ -1,6 +1,6 @@
 # What the project does, in one word each. Rust is all that must be there: the rest is
 # installed by apt, and said beforehand.
-.PHONY: demo check test test-long bench fuzz sanitizers guest-kernel programs deb release
+.PHONY: demo check test test-long bench fuzz sanitizers guest-kernel programs deb release book
 
 # A real VM on screen, with Ebb and without, and three under the pilot. On a terminal these stay up,
 # with a dashboard, until Enter is pressed.
@@ -52,6 +52,10 @@ deb: programs
 # A release in dist, from what is committed, signed with the key in EBB_RELEASE_KEY (docs/release.md).
 release:
 	scripts/release $(VERSION)
+
+# The pages in docs as a book for browsers, in target/book; it fails if a link leads nowhere.
+book:
+	scripts/book
 
 programs:
 	scripts/setup
