@@ -17,6 +17,7 @@ pub mod assets;
 mod complaints;
 mod console;
 mod disk;
+pub mod docs;
 mod faulty;
 mod file_system;
 mod guest;

@@ -1,24 +1,39 @@
 //! Debian's package on a Debian with systemd: installed, started, upgraded and removed, while VMs
-//! run beside it. That takes minutes, since QEMU runs in QEMU there: `cargo xtask soak package`.
+//! run beside it. The commands are those that the docs give to newcomers. That takes minutes, since
+//! QEMU runs in QEMU there: `cargo xtask soak package`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use vmtest::{Disk, Guest, Host, Ran, assets, has_time, nested, require};
+use vmtest::{Disk, Guest, Host, Ran, assets, docs, has_time, nested, require};
 
-/// Longest time for one step.
-const PATIENCE: Duration = Duration::from_secs(900);
+/// Longest time for all steps.
+const PATIENCE: Duration = Duration::from_secs(1800);
+/// Pages with commands that are carried out.
+const PAGES: [&str; 4] = ["start", "install", "attach", "limits"];
 
 /// Builds the package with this revision.
 fn package(host: &Host, revision: &str) -> PathBuf {
     let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let path = Ran::of(Command::new(project.join("scripts/deb")).arg(revision)).ok();
+    let built = Ran::of(Command::new(project.join("scripts/deb")).arg(revision)).ok();
+    let built = Path::new(built.trim_end());
     // The next one takes its place.
-    let kept = host.directory().join(format!("{revision}.deb"));
-    fs::copy(path.trim_end(), &kept).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let kept = host.directory().join(built.file_name().expect("the package's name"));
+    fs::copy(built, &kept).unwrap_or_else(|error| panic!("{}: {error}", built.display()));
     kept
+}
+
+/// The packages, and the commands of each page, as `walk.sh` needs them.
+fn newcomers_files(host: &Host) -> Vec<PathBuf> {
+    let mut files = vec![package(host, "1"), package(host, "2")];
+    for page in PAGES {
+        let file = host.directory().join(page).with_extension("commands");
+        fs::write(&file, docs::commands(page)).expect("the page's commands");
+        files.push(file);
+    }
+    files
 }
 
 #[test]
@@ -26,12 +41,15 @@ fn a_newcomer_installs_upgrades_and_removes_ebb_beside_vms() {
     require!(has_time("minutes in a guest with systemd: cargo xtask soak package"));
     let userland = assets::userland();
     require!(userland.as_ref());
+    let kernel = assets::kernel(nested::INNER_KERNEL);
+    require!(kernel.as_ref());
     let host = Host::new();
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/package");
     let disk = Disk::new(&host, "disk", "3G").formatted("ext4").filled(&userland.unwrap());
-    let disk = nested::with_qemu(disk).with_files(&[
-        (&package(&host, "1"), "root/ebb-1.deb"),
-        (&package(&host, "2"), "root/ebb-2.deb"),
+    let files = newcomers_files(&host);
+    let files: Vec<_> = files.iter().map(|file| (file.as_path(), "root")).collect();
+    let disk = nested::with_qemu(disk).with_kernel(&kernel.unwrap()).with_files(&files);
+    let disk = disk.with_files(&[
         (&own.join("walk.sh"), "root/walk.sh"),
         // In place of the unit of other tests, which would power the guest off.
         (&own.join("walk.service"), "etc/systemd/system/check-files.service"),

@@ -1,7 +1,8 @@
 #!/bin/sh
-# The way of a newcomer, as docs/install.md has it: what the package does to a Debian with two VMs.
-# Each step must succeed. The console shows which one it is.
-export HOME=/root LC_ALL=C
+# The way of a newcomer, as the docs have it: what the package does to a Debian with two VMs. Each
+# step must succeed. The console shows which one it is. PAGE.commands has the commands of a page.
+export HOME=/root LC_ALL=C DEBIAN_FRONTEND=noninteractive
+cd /root || exit
 
 say() {
     echo "walk: $*" >/dev/kmsg
@@ -33,14 +34,27 @@ fails() {
     ! "$@"
 }
 
-# Tries a command until it succeeds, for two minutes.
+# Tries a command until it succeeds, for ten minutes.
 comes() {
-    left=120
+    left=600
     until "$@"; do
         left=$((left - 1))
         [ $left -gt 0 ] || return 1
         sleep 1
     done
+}
+
+# follow PAGE SECTION: does what the page tells a newcomer there.
+follow() {
+    sed -n "s/^$2: //p" "$1.commands" >todo
+    step "docs/$1.md has commands in $2" test -s todo
+    while read -r command <&3; do
+        case $command in
+        # The page says so: it is refused until Ebb knows the guest.
+        "ebb reclaim "*) step "docs/$1.md: $command" comes sh -c "$command" ;;
+        *) step "docs/$1.md: $command" sh -c "$command" ;;
+        esac
+    done 3<todo
 }
 
 active() {
@@ -51,10 +65,20 @@ pid() {
     systemctl show --property MainPID --value "$1"
 }
 
+# start NAME SIZE ARGUMENTS...
 start() {
-    systemd-run --quiet --unit "vm-$1" qemu-system-x86_64 -name "$1" -accel tcg,tb-size=16 -m 64M \
-        -machine pc,memory-backend=ram -object memory-backend-memfd,id=ram,size=64M,share=on \
-        -nodefaults -display none -qmp "unix:/run/$1.qmp,server=on,wait=off"
+    name=$1 size=$2
+    shift 2
+    systemd-run --quiet --unit "vm-$name" qemu-system-x86_64 -name "$name" -accel tcg,tb-size=32 \
+        -m "$size" -machine pc,memory-backend=ram \
+        -object "memory-backend-memfd,id=ram,size=$size,share=on" \
+        -nodefaults -display none -qmp "unix:/run/$name.qmp,server=on,wait=off" "$@"
+}
+
+# A VM with Linux, which says on its console when it has started.
+start_linux() {
+    start "$1" 256M -kernel /vmlinuz -initrd /initrd -serial "file:/run/$1.log" \
+        -append "console=ttyS0 loglevel=5 nowatchdog no_timer_check"
 }
 
 managed() {
@@ -63,7 +87,7 @@ managed() {
 
 # Whether both QEMUs are those that were started.
 unhurt() {
-    active vm-a && active vm-b && [ "$(pid vm-a) $(pid vm-b)" = "$vms" ]
+    active vm-web && active vm-b && [ "$(pid vm-web) $(pid vm-b)" = "$vms" ]
 }
 
 ebb_runs() {
@@ -74,28 +98,47 @@ installed() {
     [ "$(dpkg-query --show --showformat '${db:Status-Status}' ebb)" = installed ]
 }
 
-step "install" dpkg --install /root/ebb-1.deb
+# The answers that a newcomer gives: yes. QEMU is there, though not as a package.
+cat >/etc/apt/apt.conf.d/90walk <<'END'
+APT::Get::Assume-Yes "true";
+APT::Install-Recommends "false";
+END
+mkdir -p target/debian
+mv ebb_*-1_*.deb target/debian
+# The page has a later release.
+mv ebb_*-2_*.deb ebb_0.2.0-1_amd64.deb
+
+follow start 1-install
 step "nothing starts by itself" fails active ebbd
 step "settings" test -f /etc/ebb/ebb.toml
 step "a manual" test -f /usr/share/man/man1/ebb.1.gz
 step "completions" test -f /usr/share/bash-completion/completions/ebb
-step "start" systemctl enable --now ebbd
-step "a VM" start a
-step "another VM" start b
-step "its monitor" comes test -S /run/a.qmp
-step "the other monitor" comes test -S /run/b.qmp
-vms="$(pid vm-a) $(pid vm-b)"
-step "attach" ebb attach --all
+step "a VM" start_linux web
+step "another VM, without a system" start b 64M
+step "its monitor" comes test -S /run/b.qmp
+step "the first one's system" comes grep --quiet "@0 ok" /run/web.log
+vms="$(pid vm-web) $(pid vm-b)"
+follow start 2-see-what-there-is-to-gain
+sed -i "s/--pid 4352/--pid $(pid vm-web)/" start.commands
+follow start 3-manage-one-vm
+step "only that one is managed" managed 1
+follow start 4-let-ebb-decide
 step "both are managed" managed 2
-step "the pilot" ebb pilot on
+follow limits set-a-limit
+follow attach detach
+step "the other is still managed" managed 1
+follow attach attach-all-vms
+step "both are managed again" managed 2
+follow install install
+step "no more VMs by themselves" ebb pilot on --attach off
 step "watch" ebb top --once
-step "take" ebb evict a --bytes 1M
+step "take" ebb evict b --bytes 1M
 step "settings are right" ebb config check
 step "reload" systemctl reload ebbd
 step "it goes on" active ebbd
 
 before=$(pid ebbd)
-step "upgrade" dpkg --install /root/ebb-2.deb
+follow install upgrade
 step "another daemon" fails test "$(pid ebbd)" = "$before"
 step "both are managed after the upgrade" comes managed 2
 step "both run after the upgrade" unhurt
@@ -107,7 +150,7 @@ step "both run after the death" unhurt
 step "a disk" truncate --size 64M /root/disk.img
 step "a VM that needs Ebb" ebb run --name c --memory 64M --disk /root/disk.img \
     -- -boot menu=off
-step "Ebb stays while a VM needs it" fails dpkg --remove ebb
+step "Ebb stays while a VM needs it" fails apt-get remove ebb
 step "it is installed" installed
 step "it runs" active ebbd
 step "only that VM is managed" managed 1
@@ -117,11 +160,11 @@ step "that VM ends" kill "$qemu"
 step "it is gone" comes managed 0
 step "attach again" ebb attach --all
 
-step "remove" dpkg --remove ebb
+follow install remove
 step "no program is left" fails test -e /usr/bin/ebbd
 step "no process is left" fails ebb_runs
 step "both run after the removal" unhurt
-step "purge" dpkg --purge ebb
+step "purge" apt-get purge ebb
 for place in /etc/ebb /var/log/ebb /var/lib/ebb /run/ebb; do
     step "nothing is left of $place" fails test -e "$place"
 done
