@@ -229,6 +229,7 @@ def main() -> None:
         look.id("span").select_option(label="15 minutes")
         times_of_faults(look, "#past-charts")
         if role == "control":
+            look.id("span").select_option(label="2 minutes")
             controls(look)
             keys(look)
             colours_and_widths(look)
