@@ -112,6 +112,11 @@ reserved() {
     done
 }
 
+# Makes an account with subordinate numbers from this one on.
+add_user() {
+    useradd --key SUB_UID_COUNT=65536 --key SUB_UID_MIN="$1" --key SUB_UID_MAX=$last other
+}
+
 # An account that nobody can log in to.
 account() {
     getent passwd _ebb-qemu | grep --quiet ':/nonexistent:.*nologin$' &&
@@ -155,9 +160,8 @@ step "a manual" test -f /usr/share/man/man1/ebb.1.gz
 step "completions" test -f /usr/share/bash-completion/completions/ebb
 step "a user for QEMUs" account
 step "numbers for QEMUs" reserved
-step "nobody else gets these numbers" fails useradd --key SUB_UID_COUNT=65536 \
-    --key SUB_UID_MIN=$first --key SUB_UID_MAX=$last other
-step "others get numbers" useradd other
+step "nobody else gets these numbers" fails add_user $first
+step "others get numbers beside them" add_user $((first - 65536))
 step "a VM" start_linux web
 step "another VM, without a system" start b 64M
 step "its monitor" comes test -S /run/b.qmp

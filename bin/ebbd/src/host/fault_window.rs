@@ -84,7 +84,7 @@ mod tests {
         assert_eq!(window(&[(0, 70, 9)]), None);
         assert_eq!(window(&[(0, 70, 9), (1000, 75, 9)]), Some(vec![5]));
         assert_eq!(window(&[(0, 70, 9), (1000, 70, 9)]), Some(vec![]));
-        let second = |second| (second * 1000, 10 * second, second);
+        let second = |second: u64| (second * 1000, 10 * second, second);
         let all: Vec<(u64, u64, u64)> = (0..30).map(second).collect();
         assert_eq!(window(&all), Some(vec![60, 0, 0, 0, 0, 0, 0, 6]));
         // A VM that was silent tells of all that happened meanwhile.
