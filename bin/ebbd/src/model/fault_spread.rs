@@ -67,7 +67,7 @@ mod tests {
         let found = spread(&counts);
         assert_eq!(found.counts, [98, 0, 0, 0, 0, 2]);
         assert!(found.p50.is_some_and(|ns| ns < GROUP_ENDS_NS[0]), "{found:?}");
-        // Half of the group's faults are within it: it is one of the group's two powers of 2 away.
+        // The first of the group's two faults: half of the way, on a logarithmic scale.
         let middle = GROUP_ENDS_NS[5] / 2;
         assert!(found.p99.is_some_and(|ns| ns.abs_diff(middle) <= 1), "{found:?}");
         counts[0] = 1000;
