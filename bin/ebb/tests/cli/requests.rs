@@ -247,7 +247,7 @@ fn a_daemon_that_knows_no_jobs_has_done_it() {
 fn on_a_terminal_it_is_done_without_a_job_if_there_is_no_room_for_one() {
     let (job, alone) = ("POST /v1/vms/web/reclaim?job=true", "POST /v1/vms/web/reclaim");
     for (status, code, asked, ends) in
-        [(429, "too_many", vec![job, alone], 0), (422, "not_trusted", vec![job], 1)]
+        [(429, "too_many", &[job, alone][..], 0), (422, "not_trusted", &[job][..], 1)]
     {
         let dir = Dir::new();
         let refusal = json!({ "code": code, "error": "no", "hint": null });

@@ -29,7 +29,7 @@ pub enum LibvirtError {
     /// The daemon does not let this user in without a login.
     #[error("libvirt asks for a login, but root needs none: run ebbd as root")]
     Login,
-    /// The daemon refused one call. The connection goes on.
+    /// The daemon refused one call.
     #[error("libvirt refuses: {0}")]
     Refused(String),
     /// The domain's QEMU is another process.
