@@ -94,8 +94,8 @@ pub enum AttachRefusal {
     },
     /// Another process serves the faults, or the VMM itself does.
     #[error(
-        "process {0} has a userfaultfd already: another pager or another ebbd uses it, or QEMU does \
-         until its postcopy migration or background snapshot is over"
+        "process {0} has a userfaultfd already: another pager or another ebbd uses it, or QEMU \
+         itself does until its postcopy migration or background snapshot is over"
     )]
     OtherUserfaultfd(i32),
 }

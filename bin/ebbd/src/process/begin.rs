@@ -283,8 +283,8 @@ fn attach(site: &Site, request: &AttachRequest, directory: &Path) -> Answer<Read
     let process = takeover::open(request.pid).map_err(not_allowed)?;
     let (monitor, mut qmp) =
         takeover::connect(&process, request.qmp.as_deref()).map_err(not_allowed)?;
-    // By postcopy, QEMU must watch all of its memory itself. If it cannot, it ends when the guest has
-    // left its source already.
+    // By postcopy, QEMU must watch all of its memory itself. If it cannot, it ends when the guest
+    // has left its source already.
     if reach::awaits_guest(&mut qmp).map_err(not_allowed)? {
         return Err(ApiError::Unavailable(format!(
             "process {} waits for a guest that migrates to it: attach it once the guest runs there",

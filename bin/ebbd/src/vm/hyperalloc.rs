@@ -78,8 +78,8 @@ pub enum Wants {
     Give,
 }
 
-/// Succeeds if the words of a guest's allocator may be changed. QEMU knows nothing of what Ebb writes
-/// there, and sends no page again for it: its destination would have a part of the change.
+/// Succeeds if the words of a guest's allocator may be changed. QEMU knows nothing of what Ebb
+/// writes there, and sends no page again for it: its destination would have a part of the change.
 fn may_change(cx: &VmContext) -> Answer<()> {
     cx.may_take()?;
     match cx.reaching.migration.is_under_way() {

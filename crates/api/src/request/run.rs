@@ -181,8 +181,8 @@ impl RunRequest {
         })?;
         let awaits = |word: &String| matches!(word.as_str(), "-incoming" | "--incoming");
         ensure(!self.qemu_args.iter().any(awaits), || {
-            "-incoming: Ebb manages no VM that waits for its guest: start this QEMU without Ebb, and \
-             attach it once the guest runs there (ebb attach)"
+            "-incoming: Ebb manages no VM that waits for its guest: start this QEMU without Ebb, \
+             and attach it once the guest runs there (ebb attach)"
                 .into()
         })?;
         let paths = self.kernel.iter().chain(&self.initrd).chain(&self.cwd);

@@ -24,7 +24,7 @@ const EVERY: Duration = Duration::from_secs(10);
 const LOOK_MOST: Duration = Duration::from_secs(60);
 /// After a failure, a VM is not tried again for this time: the reason is most likely the same.
 const AGAIN: Duration = Duration::from_secs(600);
-/// The same after a refusal that says that it will not last, as for a QEMU that waits for its guest.
+/// The same after a refusal that will not last, as that of a QEMU that waits for its guest.
 const SOON: Duration = Duration::from_secs(30);
 
 /// Attaches VMs, one at a time.
