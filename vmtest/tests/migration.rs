@@ -83,6 +83,7 @@ fn settle(vm: &Vm) {
     assert_eq!(vm.churn_stop().wrong_bytes, 0);
     assert_bytes(vm);
     vm.attach();
+    wait_said(vm, "if it came from elsewhere, there is nothing to do");
     vm.wait_trusted();
     reclaim_freed(vm);
     vm.ebb(&format!("limit {LIMIT_MIB}M")).ok();
@@ -116,6 +117,8 @@ fn what_is_elsewhere_arrives_and_can_be_taken_there() {
     // The guest that is stopped here keeps its limit.
     wait_scattered(&from);
     wait_said(&from, "done: if the guest runs elsewhere now, end this QEMU");
+    from.qmp("cont", json!({}));
+    assert_bytes(&from);
     from.kill();
     until("the source to be forgotten", || host.list().is_empty().then_some(()));
     let why = from.ebb("status").refused();
@@ -138,6 +141,9 @@ fn a_migration_that_does_not_end_costs_the_source_nothing() {
     from.hold_migration();
     from.begin_migration(&host.nowhere());
     from.wait_sent(SOME);
+    // QEMU's reads wait for the next processes, too.
+    host.kill9();
+    host.start();
     work(&from);
     from.qmp("migrate_cancel", json!({}));
     from.wait_migration("cancelled");
