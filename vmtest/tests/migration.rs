@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use vmtest::{Disk, Guest, Host, Vm, require, until};
 
 const MIB: u64 = 1 << 20;
-const LIMIT_MIB: u64 = 80;
+const LIMIT_MIB: u64 = 90;
 /// What is sent before anything else happens.
 const SOME: u64 = 8 * MIB;
 /// Bytes a second of a postcopy migration that is to last.
@@ -26,11 +26,11 @@ fn host() -> Result<(Host, TempDir), String> {
 
 /// A VM with memory in each place: reclaimed, compressed, in the swap file, and resident.
 fn scattered(host: &Host) -> Vm {
-    let vm = host.run(Guest::debian("6.1-cloud").memory("256M").cpus(1));
+    let vm = host.run(Guest::debian("6.1-cloud").memory("384M").cpus(1));
     vm.wait_trusted();
     reclaim_freed(&vm);
     vm.guest("fill soft 20M");
-    vm.guest("fill hard 60M");
+    vm.guest("fill hard 80M");
     vm.ebb(&format!("limit {LIMIT_MIB}M")).ok();
     wait_scattered(&vm);
     vm
@@ -144,6 +144,7 @@ fn a_migration_that_does_not_end_costs_the_source_nothing() {
     // QEMU's reads wait for the next processes, too.
     host.kill9();
     host.start();
+    from.wait_trusted();
     work(&from);
     from.qmp("migrate_cancel", json!({}));
     from.wait_migration("cancelled");
