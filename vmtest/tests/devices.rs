@@ -3,7 +3,6 @@
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -148,8 +147,7 @@ fn random(bytes: u64) -> Vec<u8> {
 }
 
 fn set_ignore_shared(vm: &Vm, on: bool) {
-    let capability = json!([{ "capability": "x-ignore-shared", "state": on }]);
-    vm.qmp("migrate-set-capabilities", json!({ "capabilities": capability }));
+    vm.set_migration_capability("x-ignore-shared", on);
 }
 
 /// Checks that nothing is evicted while the next migration hands over the memory itself.
@@ -186,68 +184,19 @@ fn a_disk_of_another_process_leaves_free_memory_only() {
     vm.guest("disk /dev/vda 32M");
 }
 
-/// Migrates, and waits until the guest runs there. Returns the most memory that the source took
-/// meanwhile.
-fn migrate(from: &Vm, to: &Vm, socket: &Path) -> u64 {
-    permit(socket, 0o666);
-    from.qmp("migrate", json!({ "uri": format!("unix:{}", socket.display()) }));
-    let mut most = 0;
-    let most = until("the migration", || {
-        most = most.max(from.host_bytes());
-        let state = from.qmp("query-migrate", json!({}));
-        assert_ne!(state["status"], "failed", "{state}");
-        (state["status"] == "completed").then_some(most)
-    });
-    // What is sent over the serial line before that is lost.
-    until("the guest to go on", || {
-        (to.qmp("query-status", json!({}))["status"] == "running").then_some(())
-    });
-    most
-}
-
-/// A socket that accepts one connection and discards what it gets.
-fn nowhere(host: &Host) -> PathBuf {
-    let path = host.directory().join("nowhere.sock");
-    let listener = UnixListener::bind(&path).expect("a socket");
-    permit(&path, 0o666);
-    std::thread::spawn(move || {
-        let (mut from, _) = listener.accept().expect("a migration");
-        // The migration is cancelled.
-        let _ = std::io::copy(&mut from, &mut std::io::sink());
-    });
-    path
-}
-
 #[test]
-fn a_migration_under_a_limit_loses_no_byte() {
+fn a_migration_that_hands_the_memory_over_finds_all_of_it() {
     let host = Host::new();
     let from = host.run(Guest::debian("6.1-cloud").memory("384M").backing("small"));
     from.wait_trusted();
     limit_to(&from, 128);
     from.guest("fill a 200M");
+    // At first nobody knows what the migration does.
     assert!(from.status().limit.saved_bytes > 64 * MIB);
-
-    let copy = host.arriving(&from, &host.directory().join("copy.sock"), false);
-    let most = migrate(&from, &copy, &host.directory().join("copy.sock"));
-    eprintln!("the source took {} MiB at most during the migration", most / MIB);
-    assert_eq!(copy.guest("check a"), "0", "at the destination");
-    copy.kill();
-    let status = from.status();
-    assert_eq!(status.reach.migration.as_deref(), Some("completed"));
-    assert_eq!(status.reach.may_take, MayTake::Everything);
-    wait_until_limited(&from, 128);
-    from.qmp("cont", json!({}));
-    assert_eq!(from.guest("check a"), "0", "at the source");
-
-    // Now the memory itself is handed over, and at first nobody knows that.
-    assert!(from.status().limit.saved_bytes > 64 * MIB);
-    let speed = |bytes: u64| {
-        from.qmp("migrate-set-parameters", json!({ "max-bandwidth": bytes }));
-    };
+    let speed = |bytes: u64| from.set_migration(json!({ "max-bandwidth": bytes }));
     speed(4096);
     set_ignore_shared(&from, true);
-    let nowhere = nowhere(&host);
-    from.qmp("migrate", json!({ "uri": format!("unix:{}", nowhere.display()) }));
+    from.begin_migration(&host.nowhere());
     wait_reach(&from, MayTake::Nothing);
     let state = until("the end of the migration", || {
         let state = from.qmp("query-migrate", json!({}))["status"].as_str().map(str::to_owned);
@@ -257,9 +206,10 @@ fn a_migration_under_a_limit_loses_no_byte() {
     assert_eq!(from.status().limit.saved_bytes, 0);
     assert_eq!(from.guest("check a"), "0", "after a migration that was cancelled");
     speed(1 << 30);
-    let heir = host.arriving(&from, &host.directory().join("heir.sock"), true);
+    let socket = host.directory().join("heir.sock");
+    let heir = host.arriving(&from, &socket, true);
     set_ignore_shared(&heir, true);
-    migrate(&from, &heir, &host.directory().join("heir.sock"));
+    from.migrate_to(&heir, &socket);
     assert_eq!(heir.guest("check a"), "0", "in the same memory");
     from.kill();
     until("the source to be forgotten", || host.list().is_empty().then_some(()));

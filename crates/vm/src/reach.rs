@@ -15,7 +15,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 pub use asked::of_vmm;
-pub use migration::{Migration, cancel_migration, of_migration};
+pub use migration::{Migration, awaits_guest, cancel_migration, of_migration};
 
 use crate::shown::shown;
 

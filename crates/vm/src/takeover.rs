@@ -92,8 +92,11 @@ pub enum AttachRefusal {
         /// The device that is in the way.
         device: MemoryUser,
     },
-    /// Another process serves the faults.
-    #[error("process {0} has a userfaultfd already: another pager, or another ebbd, uses it")]
+    /// Another process serves the faults, or the VMM itself does.
+    #[error(
+        "process {0} has a userfaultfd already: another pager or another ebbd uses it, or QEMU \
+         itself does until its postcopy migration or background snapshot is over"
+    )]
     OtherUserfaultfd(i32),
 }
 

@@ -33,7 +33,10 @@ fn ask(what: u8, qmp: &mut Qmp) {
         3 => drop(driver::of(qmp, "/machine/peripheral/x")),
         4 => drop(balloon::look(qmp, 1 << 30)),
         5 => drop(reach::of_vmm(qmp, &["own".to_owned()], reach::end_of_look())),
-        6 => drop((reach::of_migration(qmp, reach::end_of_look()), reach::cancel_migration(qmp))),
+        6 => {
+            drop((reach::of_migration(qmp, reach::end_of_look()), reach::cancel_migration(qmp)));
+            drop(reach::awaits_guest(qmp));
+        }
         _ => {
             let this = Process::open(std::process::id() as i32).expect("it runs");
             drop(layout::discover(&this, qmp));

@@ -8,7 +8,7 @@ use ebb_reclaim::vprobe::MIN_ORDER_LOWEST;
 use ebb_served::SharedDisks;
 use ebb_sys::process::Process;
 use ebb_vm::launch::{self, Accelerator};
-use ebb_vm::{Monitor, Qmp, Ram, handed, layout, takeover};
+use ebb_vm::{Monitor, Qmp, Ram, handed, layout, reach, takeover};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
@@ -283,6 +283,14 @@ fn attach(site: &Site, request: &AttachRequest, directory: &Path) -> Answer<Read
     let process = takeover::open(request.pid).map_err(not_allowed)?;
     let (monitor, mut qmp) =
         takeover::connect(&process, request.qmp.as_deref()).map_err(not_allowed)?;
+    // By postcopy, QEMU must watch all of its memory itself. If it cannot, it ends when the guest
+    // has left its source already.
+    if reach::awaits_guest(&mut qmp).map_err(not_allowed)? {
+        return Err(ApiError::Unavailable(format!(
+            "process {} waits for a guest that migrates to it: attach it once the guest runs there",
+            request.pid
+        )));
+    }
     devices::of_new(&process, &mut qmp, (&[], false))?;
     let ram = layout::discover(&process, &mut qmp).map_err(not_allowed)?;
     let hugetlb = ram.files().iter().any(|file| file.is_hugetlb().unwrap_or(false));

@@ -103,7 +103,8 @@ impl Devices {
             return self.look(cx);
         }
         // Each question lets touches that wait for room go on.
-        let asks = cx.record.evicts && cx.reaching.is_complete && !cx.is_halted();
+        let minds = cx.record.evicts || cx.record.shares;
+        let asks = minds && cx.reaching.is_complete && !cx.is_halted();
         if asks && self.asked_migration.is_none_or(|asked| asked.elapsed() >= MIGRATION_EVERY) {
             self.ask(cx, false);
             return self.narrowed(cx);

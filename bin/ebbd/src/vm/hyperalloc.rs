@@ -78,6 +78,19 @@ pub enum Wants {
     Give,
 }
 
+/// Succeeds if the words of a guest's allocator may be changed. QEMU knows nothing of what Ebb
+/// writes there, and sends no page again for it: its destination would have a part of the change.
+fn may_change(cx: &VmContext) -> Answer<()> {
+    cx.may_take()?;
+    match cx.reaching.migration.is_under_way() {
+        false => Ok(()),
+        true => Err(not_allowed(
+            "its guest migrates, and its allocator is left as it is until that is over \
+             (docs/hyperalloc.md)",
+        )),
+    }
+}
+
 impl SharedAllocator {
     /// Returns the shared allocator of a guest that was just confirmed. From now on it is watched,
     /// also by later processes.
@@ -85,7 +98,7 @@ impl SharedAllocator {
     /// # Errors
     /// Nothing may be reclaimed, or the guest does not share its allocator.
     fn share(&mut self, cx: &mut VmContext) -> Answer<Arc<HyperAlloc>> {
-        cx.may_take()?;
+        may_change(cx)?;
         if let Some(shared) = &self.shared {
             return Ok(Arc::clone(shared));
         }
@@ -258,8 +271,9 @@ impl SharedAllocator {
     /// caches.
     pub fn step(&mut self, cx: &mut VmContext) -> SizeStep {
         let shrink = self.shrink.take();
-        if let Err(refused) = cx.may_take() {
-            // A device came meanwhile. Once it is removed, what is missing is looked for again.
+        if let Err(refused) = may_change(cx) {
+            // A device came meanwhile, or a migration began. Once that is over, what is missing is
+            // looked for again.
             return SizeStep { blocked_reason: Some(refused.to_string()), ended: None };
         }
         let (Some(shared), Some(mut shrink)) = (self.shared.clone(), shrink) else {
@@ -292,6 +306,9 @@ impl SharedAllocator {
         };
         self.checked = Some(Instant::now());
         self.reserve.relieve(cx, &shared);
+        if may_change(cx).is_err() {
+            return Wants::Nothing;
+        }
         let gap = Gap::of(cx, &shared);
         match (gap.missing() > 0 && self.reserve.may_look(), gap.surplus() > 0) {
             (true, _) => Wants::Take,

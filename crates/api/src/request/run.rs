@@ -177,6 +177,12 @@ impl RunRequest {
         ensure(self.kernel.is_some() || (self.initrd.is_none() && self.append.is_none()), || {
             "--initrd and --append need --kernel".into()
         })?;
+        let awaits = |word: &String| matches!(word.as_str(), "-incoming" | "--incoming");
+        ensure(!self.qemu_args.iter().any(awaits), || {
+            "-incoming: Ebb manages no VM that waits for its guest: start this QEMU without Ebb, \
+             and attach it once the guest runs there (ebb attach)"
+                .into()
+        })?;
         let paths = self.kernel.iter().chain(&self.initrd).chain(&self.cwd);
         paths.map(PathBuf::as_path).try_for_each(check_absolute)
     }
@@ -320,6 +326,14 @@ mod tests {
         assert!(
             refused(RunRequest { kernel: Some("vmlinuz".into()), ..run() }).contains("absolute")
         );
+    }
+
+    #[test]
+    fn refuses_a_vm_that_waits_for_its_guest() {
+        for word in ["-incoming", "--incoming"] {
+            let qemu_args = vec![word.into(), "defer".into()];
+            assert!(refused(RunRequest { qemu_args, ..run() }).contains("once the guest runs"));
+        }
     }
 
     #[test]

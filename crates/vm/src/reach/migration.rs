@@ -18,6 +18,27 @@ pub struct Migration {
     pub status: Option<String>,
 }
 
+impl Migration {
+    /// Whether the guest is about to migrate, or does so now.
+    pub fn is_under_way(&self) -> bool {
+        self.status.as_deref().is_some_and(|status| !is_over(status))
+    }
+}
+
+/// Whether a migration of this status has ended, or there was none.
+fn is_over(status: &str) -> bool {
+    matches!(status, "none" | "completed" | "failed" | "cancelled")
+}
+
+/// Whether the VMM waits for its guest, which another VMM or a file is to send.
+///
+/// # Errors
+/// [`QmpError`] if the VMM does not answer.
+pub fn awaits_guest(qmp: &mut Qmp) -> Result<bool, QmpError> {
+    let answer = qmp.execute("query-status", json!({}))?;
+    Ok(answer.get("status").and_then(Value::as_str) == Some("inmigrate"))
+}
+
 /// Asks the VMM about its migration. Settings that share the memory cause no event and no
 /// descriptor. Asks nothing after `end`.
 ///
@@ -56,7 +77,6 @@ pub(super) fn shared_migration(capabilities: &Value, parameters: &Value) -> Opti
 /// [`QmpError`] if the VMM does not answer.
 pub fn cancel_migration(qmp: &mut Qmp) -> Result<bool, QmpError> {
     let answer = qmp.execute("query-migrate", json!({}))?;
-    let is_over = |status| matches!(status, "none" | "completed" | "failed" | "cancelled");
     match answer.get("status").and_then(Value::as_str) {
         Some(status) if !is_over(status) => qmp.execute("migrate_cancel", json!({})).map(|_| true),
         _ => Ok(false),

@@ -145,6 +145,28 @@ fn a_migration_that_shares_memory_is_reported() {
     assert_eq!(mode("cpr-transfer").unwrap(), "migration in mode cpr-transfer");
 }
 
+#[test]
+fn a_migration_is_under_way_until_it_has_ended() {
+    let is_under_way = |status: Option<&str>| {
+        Migration { status: status.map(Into::into), ..Migration::default() }.is_under_way()
+    };
+    for status in ["setup", "active", "pre-switchover", "postcopy-paused", "cancelling", "new"] {
+        assert!(is_under_way(Some(status)), "{status}");
+    }
+    for status in [None, Some("completed"), Some("failed"), Some("cancelled")] {
+        assert!(!is_under_way(status), "{status:?}");
+    }
+}
+
+#[test]
+fn a_vmm_that_waits_for_its_guest_says_so() {
+    let awaits = |answers: &'static [&'static str]| awaits_guest(&mut vmm(answers).1);
+    assert!(awaits(&["{\"return\":{\"status\":\"inmigrate\",\"running\":false}}"]).unwrap());
+    assert!(!awaits(&["{\"return\":{\"status\":\"paused\"}}"]).unwrap());
+    assert!(!awaits(&["{\"return\":{}}"]).unwrap());
+    assert!(awaits(&[]).is_err());
+}
+
 /// A VMM that gives these answers, then closes the connection.
 fn vmm(answers: &'static [&'static str]) -> (tempfile::TempDir, Qmp) {
     use std::io::{BufRead, BufReader, Write};

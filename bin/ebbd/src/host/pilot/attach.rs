@@ -14,6 +14,7 @@ use super::record::Left;
 use crate::host::apart::apart;
 use crate::host::registry::Daemon;
 use crate::host::start_vm;
+use crate::model::api_error::ApiError;
 use crate::model::task::Work;
 
 /// Interval between two looks at the host's processes.
@@ -23,11 +24,14 @@ const EVERY: Duration = Duration::from_secs(10);
 const LOOK_MOST: Duration = Duration::from_secs(60);
 /// After a failure, a VM is not tried again for this time: the reason is most likely the same.
 const AGAIN: Duration = Duration::from_secs(600);
+/// The same after a refusal that will not last, as that of a QEMU that waits for its guest.
+const SOON: Duration = Duration::from_secs(30);
 
 /// Attaches VMs, one at a time.
 #[derive(Default)]
 pub(super) struct Attacher {
     looked: Option<Instant>,
+    /// VMs that could not be attached, and when each is tried again.
     failed: BTreeMap<Left, Instant>,
     under_way: Option<JoinHandle<Option<Tried>>>,
 }
@@ -37,6 +41,8 @@ struct Tried {
     process: Left,
     name: VmName,
     why: String,
+    /// Until it is tried again.
+    pause: Duration,
 }
 
 impl Attacher {
@@ -46,14 +52,15 @@ impl Attacher {
             && let Ok(Some(tried)) = task.await
         {
             tracing::warn!("the pilot: {} is not attached: {}", tried.name, tried.why);
-            self.failed.insert(tried.process, Instant::now());
+            self.failed.insert(tried.process, Instant::now() + tried.pause);
             // Others may be waiting.
             self.looked = None;
         }
         let is_due = self.looked.is_none_or(|looked| looked.elapsed() >= EVERY);
         if self.under_way.is_none() && is_due {
-            self.looked = Some(Instant::now());
-            self.failed.retain(|_, at| at.elapsed() < AGAIN);
+            let now = Instant::now();
+            self.looked = Some(now);
+            self.failed.retain(|_, again| *again > now);
             let failed = self.failed.keys().copied().collect();
             self.under_way = Some(tokio::spawn(attach_next(daemon.clone(), failed)));
         }
@@ -102,6 +109,10 @@ async fn attach_next(daemon: Daemon, failed: Vec<Left>) -> Option<Tried> {
         AttachRequest { name: name.clone(), pid: vm.pid, qmp: None, mode: None, min_order: None };
     tracing::info!("the pilot: attaches process {} as {name}", vm.pid);
     let started = start_vm::start(&Arc::new(daemon), name.clone(), Work::Attach(request)).await;
-    let why = started.err()?.to_string();
-    Some(Tried { process, name, why })
+    let refused = started.err()?;
+    let pause = match refused {
+        ApiError::Unavailable(_) => SOON,
+        _ => AGAIN,
+    };
+    Some(Tried { process, name, why: refused.to_string(), pause })
 }

@@ -21,6 +21,22 @@ fn nothing_is_reclaimed_beside_a_device_that_cannot_wait() {
     assert!(!allocator.shared_size().is_moving);
 }
 
+/// QEMU would send a part of what is changed.
+#[test]
+fn the_allocator_of_a_guest_that_migrates_is_left_as_it_is() {
+    let Some((mut cx, _run)) = machine::context() else { return };
+    let mut migrates = |status: &str| {
+        cx.reaching.migration.status = Some(status.into());
+        let step = shrinking().step(&mut cx);
+        let shared = SharedAllocator::default().check(&mut cx).expect_err("its guest is unknown");
+        (step.blocked_reason.unwrap_or_default(), shared.to_string())
+    };
+    let (step, shared) = migrates("active");
+    assert!(step.contains("its guest migrates") && shared.contains("its guest migrates"));
+    let (step, shared) = migrates("completed");
+    assert!(!step.contains("migrates") && !shared.contains("migrates"), "{step}{shared}");
+}
+
 #[test]
 fn a_size_is_not_sought_of_a_guest_that_has_all_back() {
     let Some((mut cx, _run)) = machine::context() else { return };
