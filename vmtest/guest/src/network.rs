@@ -77,9 +77,9 @@ pub fn serve_file(port: &str, path: &str) -> Result<()> {
     Ok(())
 }
 
-/// Sends `bytes` to a server, such as `10.0.2.2:7`, that sends them back. Reads nothing until all of
-/// them have come: until then they are where the network device wrote them. Returns how many bytes
-/// came back wrong.
+/// Sends `bytes` to a server, such as `10.0.2.2:7`, that sends them back. Reads nothing until all
+/// have come: until then they are where the network device wrote them. Returns how many bytes came
+/// back wrong.
 pub fn exchange(server: &str, bytes: u64, generation: u64) -> Result<String> {
     let (room, pages) = (OVERHEAD * bytes, bytes / PAGE_BYTES as u64);
     let room_pages = room / PAGE_BYTES as u64;
