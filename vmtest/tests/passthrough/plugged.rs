@@ -2,9 +2,7 @@
 
 use ebb_api::MayTake;
 use serde_json::json;
-use vmtest::nested::{
-    CARD_ADDRESS, INNER_KERNEL, NVME_ADDRESS, with_iommu, with_iommu_and_network,
-};
+use vmtest::nested::{CARD_ADDRESS, INNER_KERNEL, NVME_ADDRESS, with_iommu, with_iommu_and_network};
 use vmtest::{Host, Vm, until, until_fits};
 
 use crate::{
