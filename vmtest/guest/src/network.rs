@@ -4,9 +4,9 @@
 use std::fs::{self, File};
 use std::hint::black_box;
 use std::io;
-use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::ioctl_fionread;
 use vmtest_guest::pattern::{Pattern, WORDS_PER_PAGE};
@@ -23,6 +23,9 @@ const FOR_ALL: &str = "/proc/sys/net/ipv4/tcp_mem";
 /// How much more of its memory the kernel counts for what has come than came, at most.
 const OVERHEAD: u64 = 4;
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Time after which a connection over which nothing comes is dead, also for a guest that is
+/// translated twice.
+const NO_MORE: Duration = Duration::from_secs(120);
 
 /// Loads the driver of the network device, and gives the device its address, such as
 /// `10.0.2.15/24`.
@@ -85,15 +88,29 @@ pub fn exchange(server: &str, bytes: u64, generation: u64) -> Result<String> {
     let room_pages = room / PAGE_BYTES as u64;
     fs::write(FOR_EACH, format!("4096 {room} {room}")).context(FOR_EACH)?;
     fs::write(FOR_ALL, format!("{room_pages} {room_pages} {room_pages}")).context(FOR_ALL)?;
+    let address: SocketAddr = server.parse().context(server)?;
+    let stream = TcpStream::connect_timeout(&address, NO_MORE).context(server)?;
+    stream.set_write_timeout(Some(NO_MORE)).context(server)?;
     let pattern = Pattern::new(server, generation);
-    let stream = TcpStream::connect(server).context(server)?;
     write(&stream, pattern, pages).context(server)?;
     stream.shutdown(Shutdown::Write).context(server)?;
-    while ioctl_fionread(&stream).context(server)? < bytes {
-        if let Some(error) = stream.take_error().context(server)? {
-            return Err(format!("{server}: {error}"));
+    await_bytes(&stream, bytes).context(server)?;
+    Ok(compare(&stream, pattern, pages).context(server)?.to_string())
+}
+
+/// Waits until the kernel has received so many bytes. A network that loses what it transmits must
+/// not keep the guest from its answer.
+fn await_bytes(stream: &TcpStream, bytes: u64) -> Result<()> {
+    let (mut come, mut since) = (0, Instant::now());
+    while come < bytes {
+        if since.elapsed() > NO_MORE {
+            return Err(format!("{come} of {bytes} bytes have come, and no more"));
         }
         thread::sleep(LOOK_EVERY);
+        let now = ioctl_fionread(stream).context("FIONREAD")?;
+        if now > come {
+            (come, since) = (now, Instant::now());
+        }
     }
-    Ok(compare(&stream, pattern, pages).context(server)?.to_string())
+    Ok(())
 }
