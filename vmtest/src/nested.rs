@@ -24,12 +24,23 @@ const USE_IOMMU: &str = "intel_iommu=on";
 /// Where such a host has an NVMe disk, alone in its group.
 pub const NVME_ADDRESS: &str = "0000:00:05.0";
 const NVME_BYTES: u64 = 256 << 20;
+/// Where such a host has a network card, alone in its group.
+pub const CARD_ADDRESS: &str = "0000:00:07.0";
+/// The host's address on the network that it shares with that card.
+pub const HOST_IP: &str = "10.9.0.1";
+/// The address there of whoever has the card.
+pub const CARD_IP: &str = "10.9.0.2";
+/// The host's own card, and the one behind the IOMMU, joined by a hub of QEMU's. The host numbers
+/// its cards in the order of their slots.
+const CARDS: &str = "-netdev hubport,id=own,hubid=1 -netdev hubport,id=given,hubid=1 \
+     -device virtio-net-pci,netdev=own,addr=6,romfile= \
+     -device virtio-net-pci,netdev=given,addr=7,romfile=,disable-legacy=on,iommu_platform=on";
 /// Kernel of the VMs in the guest.
 pub const INNER_KERNEL: &str = "6.1-cloud";
 /// A kernel of such VMs that shares its allocator; it need not be there.
 pub const SHARING_KERNEL: &str = "llfree";
 /// Longest time for the test. An emulator under an emulator takes twenty times as long.
-const DEADLINE: Duration = Duration::from_secs(900);
+const DEADLINE: Duration = Duration::from_secs(1800);
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 const MEMORY: &str = "2G";
 const SLOW_MEMORY: &str = "1G";
@@ -58,7 +69,7 @@ pub fn on_two_nodes(test: &str) -> bool {
         );
         return true;
     }
-    is_run_in(TWO_NODES, test, |guest, _| guest.slow_node(SLOW_MEMORY))
+    is_run_in(TWO_NODES, test, |guest, _| guest.slow_node(SLOW_MEMORY), |_| ())
 }
 
 /// Runs the test of this name in a guest with an IOMMU and an NVMe disk, [`NVME_ADDRESS`], which the
@@ -67,6 +78,22 @@ pub fn on_two_nodes(test: &str) -> bool {
 /// # Panics
 /// Those of [`on_two_nodes`].
 pub fn with_iommu(test: &str) -> bool {
+    is_run_with_iommu(test, |guest| guest, |_| ())
+}
+
+/// Does the same in a guest that has two network cards besides: its own, with [`HOST_IP`], and
+/// [`CARD_ADDRESS`], which the test can pass on.
+///
+/// # Panics
+/// Those of [`on_two_nodes`].
+pub fn with_iommu_and_network(test: &str) -> bool {
+    let begin = |vm: &Vm| {
+        vm.guest(&format!("network {HOST_IP}/24 {CARD_IP}"));
+    };
+    is_run_with_iommu(test, |guest| guest.qemu_args(CARDS), begin)
+}
+
+fn is_run_with_iommu(test: &str, with_cards: impl Fn(Guest) -> Guest, begin: impl Fn(&Vm)) -> bool {
     if std::env::var_os(NESTED).is_some() {
         return false;
     }
@@ -77,16 +104,17 @@ pub fn with_iommu(test: &str) -> bool {
         );
         return true;
     }
-    is_run_in(IOMMU, test, |guest, directory| {
+    let machine = |guest: Guest, directory: &Path| {
         let image = directory.join("nvme.img");
         File::create(&image).and_then(|file| file.set_len(NVME_BYTES)).expect("an image");
-        guest.append(USE_IOMMU).qemu_args(&format!(
+        with_cards(guest.append(USE_IOMMU).qemu_args(&format!(
             "-device intel-iommu,intremap=on,caching-mode=on -cpu max \
              -drive file={},if=none,id=nvme,format=raw,cache=unsafe \
              -device nvme,serial=ebb,drive=nvme,addr=5",
             image.display()
-        ))
-    })
+        )))
+    };
+    is_run_in(IOMMU, test, machine, begin)
 }
 
 /// Does the same in a guest whose kernel has idle page tracking.
@@ -101,11 +129,16 @@ pub fn with_idle_tracking(test: &str) -> bool {
         skip::record(test, &format!("no kernel with idle page tracking: {MAKE_IT} builds one"));
         return true;
     }
-    is_run_in(IDLE_TRACKING, test, |guest, _| guest)
+    is_run_in(IDLE_TRACKING, test, |guest, _| guest, |_| ())
 }
 
-/// Runs the test in a guest. Returns `true`, also if the test is skipped.
-fn is_run_in(kernel: &str, test: &str, machine: impl Fn(Guest, &Path) -> Guest) -> bool {
+/// Runs the test in a guest, after `begin`. Returns `true`, also if the test is skipped.
+fn is_run_in(
+    kernel: &str,
+    test: &str,
+    machine: impl Fn(Guest, &Path) -> Guest,
+    begin: impl Fn(&Vm),
+) -> bool {
     if let Err(reason) = assets::kernel(kernel) {
         skip::record(test, &reason);
         return true;
@@ -116,6 +149,7 @@ fn is_run_in(kernel: &str, test: &str, machine: impl Fn(Guest, &Path) -> Guest) 
     let guest = Guest::debian(kernel).memory(MEMORY).qemu_args(&format!("-drive {drive}"));
     let vm = host.qemu(machine(guest, host.directory()));
     prepare(&vm);
+    begin(&vm);
     let variables = format!("PATH=/usr/bin:/bin EBB_BIN_DIR=/{PROGRAMS} HOME=/root {NESTED}=1");
     let run = format!("env {variables} chroot /mnt /{TEST} --exact --nocapture {test}");
     vm.guest(&format!("sh ({run}; echo status $?) >/tmp/out 2>&1 </dev/null &"));

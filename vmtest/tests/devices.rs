@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use ebb_api::{MayTake, VmStatus};
 use serde_json::json;
-use vmtest::{Disk, Guest, Host, Ran, Vm, permit, require, until, until_fits};
+use vmtest::{Disk, Guest, Host, Ran, Vm, assets, permit, require, until, until_fits};
 
 const MIB: u64 = 1 << 20;
 const VIRTIOFSD: [&str; 2] = ["/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd"];
@@ -227,5 +227,23 @@ fn a_vm_whose_memory_must_stay_is_refused() {
     assert!(host.list().is_empty());
     let is_qemu = |program: &String| program.contains("qemu");
     until_fits("no QEMU", || host.processes(), |all| !all.iter().any(is_qemu));
+    assert!(!host.run_directory().join("vms/a").exists());
+}
+
+/// It is refused for its object alone: QEMU opens `/dev/iommu` once a device uses it, and this host
+/// may have none.
+#[test]
+fn a_vm_with_iommufd_is_refused_with_what_to_do() {
+    let qemu = assets::qemu11();
+    require!(qemu.as_ref().map_err(Clone::clone).map(drop));
+    let host = Host::new();
+    let programs = assets::for_all_users(&qemu.expect("it is there"));
+    host.set("EBB_QEMU", programs.join("qemu-system-x86_64"));
+    let object = "-object iommufd,id=iommufd0";
+    let why = host.ebb(&format!("run --name a --memory 256M -- {object}")).refused();
+    for part in ["iommufd iommufd0", "leave out -object iommufd"] {
+        assert!(why.contains(part), "{why}");
+    }
+    assert!(host.list().is_empty());
     assert!(!host.run_directory().join("vms/a").exists());
 }

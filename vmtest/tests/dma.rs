@@ -1,6 +1,9 @@
 //! A disk that reaches the guest's memory like a passed-through device: it cannot wait, so what was
 //! taken must be back before a request uses it.
 
+use std::io::{Write, stderr};
+use std::time::Instant;
+
 use ebb_api::{DiskCounts, Mode};
 use vmtest::{Disk, Guest, Host, HostSetting, Vm, require, rounds, until};
 
@@ -8,6 +11,8 @@ const MIB: u64 = 1 << 20;
 /// Requests that the long form of a test has a disk serve at least, and the most rounds for that.
 const MANY_REQUESTS: u32 = 1_000_000;
 const MANY_ROUNDS: u32 = 10_000;
+/// Rounds between two lines that tell how far the long form is.
+const TOLD_EVERY: u32 = 25;
 
 fn guest(disk: &Disk) -> Guest {
     Guest::debian("6.1-cloud").memory("1G").strict_disk(disk)
@@ -25,10 +30,18 @@ fn free_and_read(vm: &Vm) {
     assert_eq!(vm.guest("checkfiles a"), "0");
 }
 
-fn assert_none_failed(vm: &Vm) {
+/// Returns the number of requests so far, none of which failed.
+fn assert_none_failed(vm: &Vm) -> u64 {
     let disks = vm.status().disks;
     let DiskCounts { requests, failed_requests, dma_faults, .. } = disks;
     assert!(requests > 0 && failed_requests == 0 && dma_faults == 0, "{disks:?}");
+    requests
+}
+
+/// Tells at once how far a test is, also where its output is kept until it has ended.
+fn tell(line: &str) {
+    // A test whose output nobody takes goes on.
+    let _ = writeln!(stderr(), "{line}");
 }
 
 /// Runs direct and buffered I/O all the time, while free memory is reclaimed all the time.
@@ -54,17 +67,21 @@ fn no_request_fails(backing: &str, least: u32) {
     let host = Host::new();
     let mut disk = Disk::new(&host, "disk", "512M").formatted("ext4");
     let vm = loaded(&host, guest(&disk).backing(backing));
+    let (began, least) = (Instant::now(), rounds(0, least));
     for round in 1.. {
         free_and_read(&vm);
         vm.churn_on(4);
-        let requests = vm.status().disks.requests;
-        if round >= rounds(2, 20) && requests >= rounds(0, least).into() {
-            println!("{requests} requests in {round} rounds");
+        let requests = assert_none_failed(&vm);
+        let is_last = round >= rounds(2, 20) && requests >= least.into();
+        if is_last || round.is_multiple_of(TOLD_EVERY) {
+            let minutes = began.elapsed().as_secs() / 60;
+            tell(&format!("{requests} requests (least: {least}), {round} rounds, {minutes} min"));
+        }
+        if is_last {
             break;
         }
         assert!(round < MANY_ROUNDS, "{requests} requests in {round} rounds");
     }
-    assert_none_failed(&vm);
     assert_eq!(vm.status().faults.early, 0);
     assert_whole(&vm, &mut disk);
 }

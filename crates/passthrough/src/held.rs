@@ -207,3 +207,30 @@ fn descriptor(process: &Process, number: i32) -> io::Result<Option<OwnedFd>> {
 fn numbers<'a>(links: &'a Links, what: &'static str) -> impl Iterator<Item = i32> + 'a {
     links.iter().filter(move |(_, link)| link == what).map(|(number, _)| *number)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn links(all: &[&str]) -> Vec<(i32, String)> {
+        (3..).zip(all.iter().map(|link| (*link).to_owned())).collect()
+    }
+
+    #[test]
+    fn a_vmm_without_a_container_has_none() {
+        let process = Process::own().unwrap();
+        let taken = Held::take(&process, &links(&["/dev/kvm", "/dev/vfio/12", "socket:[7]"]));
+        assert!(matches!(taken, Ok(None)));
+    }
+
+    /// Also beside a container, and with no device yet.
+    #[test]
+    fn iommufd_is_refused_with_what_to_do() {
+        let process = Process::own().unwrap();
+        for all in [&[IOMMUFD][..], &[CONTAINER, DEVICE, IOMMUFD]] {
+            let Err(refused) = Held::take(&process, &links(all)) else { panic!("it is taken") };
+            assert!(matches!(refused, Refused::Iommufd));
+            assert!(refused.to_string().contains("leave out iommufd="), "{refused}");
+        }
+    }
+}

@@ -9,7 +9,7 @@ use std::process::Command;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, write};
 use rustix::process::{
-    DumpableBehavior, Resource, Rlimit, chdir, set_dumpable_behavior, setrlimit, umask,
+    DumpableBehavior, Resource, Rlimit, chdir, getrlimit, set_dumpable_behavior, setrlimit, umask,
 };
 pub use rustix::thread::CapabilitySet;
 use rustix::thread::{
@@ -84,6 +84,8 @@ pub struct Child {
     pub directory: Option<CString>,
     /// Its user and groups. `None`: those of this process, with all its privileges.
     pub identity: Option<Identity>,
+    /// Bytes of memory that it may lock, if this process's limit is lower and may be raised.
+    pub lockable_bytes: u64,
 }
 
 impl Child {
@@ -121,6 +123,7 @@ fn be(child: &Child, groups: &[Gid]) -> Result<(), Errno> {
         // A process that may not lower its score keeps it: that is no reason not to start.
         let _ = write(&score, b"0");
     }
+    let_lock(child.lockable_bytes);
     if let Some(identity) = &child.identity {
         become_user(identity, groups)?;
     }
@@ -128,6 +131,16 @@ fn be(child: &Child, groups: &[Gid]) -> Result<(), Errno> {
         enter(directory)?;
     }
     inherit_only(&child.inherited)
+}
+
+/// Raises the limit of memory that this process may lock, while it has the privilege for that. A
+/// program that may not lock enough says so itself.
+fn let_lock(bytes: u64) {
+    let had = getrlimit(Resource::Memlock);
+    if had.current.is_some_and(|current| current < bytes) {
+        let maximum = had.maximum.map(|maximum| maximum.max(bytes));
+        let _ = setrlimit(Resource::Memlock, Rlimit { current: Some(bytes), maximum });
+    }
 }
 
 /// Makes a directory the current one, or the root if this user cannot enter it: a process that is
@@ -324,6 +337,26 @@ mod tests {
         let output = output_of(child, "grep '^Max core file size' /proc/self/limits");
         let limits: Vec<&str> = output.split_whitespace().skip(4).take(2).collect();
         assert_eq!(limits, ["1", "1"], "{output}");
+    }
+
+    #[test]
+    fn a_child_may_lock_more_memory_than_this_process() {
+        let has = rustix::thread::capabilities(None).unwrap().effective;
+        if !has.contains(CapabilitySet::SYS_RESOURCE) {
+            eprintln!("SKIPPED: this process may not raise limits");
+            return;
+        }
+        let limit_of = |lockable_bytes| {
+            let child = Child { lockable_bytes, ..Child::default() };
+            let output = output_of(child, "grep '^Max locked memory' /proc/self/limits");
+            output.split_whitespace().nth(3).map(str::to_owned)
+        };
+        // Where there is no limit, none is set.
+        let text = |limit: Option<u64>| Some(limit.map_or("unlimited".into(), |l| l.to_string()));
+        let had = getrlimit(Resource::Memlock).current;
+        let more = had.map(|bytes| bytes + (1 << 20));
+        assert_eq!(limit_of(more.unwrap_or(1 << 20)), text(more));
+        assert_eq!(limit_of(0), text(had));
     }
 
     const SUID_DUMPABLE: &str = "/proc/sys/fs/suid_dumpable";

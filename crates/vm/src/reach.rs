@@ -44,6 +44,8 @@ pub enum Reach {
 pub enum DeviceKind {
     /// A passed-through device whose memory stays mapped in the host's IOMMU.
     Vfio,
+    /// The same by iommufd, or an object of QEMU's with which such a device may come.
+    Iommufd,
     /// A passed-through device whose memory Ebb maps and unmaps there, piece by piece.
     VfioInPieces,
     /// A virtio device in hardware, or one by VDUSE.
@@ -71,6 +73,7 @@ impl DeviceKind {
     pub fn reach(self) -> Reach {
         match self {
             DeviceKind::Vfio
+            | DeviceKind::Iommufd
             | DeviceKind::Vdpa
             | DeviceKind::Rdma
             | DeviceKind::Confidential
@@ -89,6 +92,10 @@ impl DeviceKind {
         match self {
             DeviceKind::Vfio | DeviceKind::Vdpa => {
                 "its DMA needs memory that stays where it is, and Ebb does not drive its IOMMU"
+            }
+            DeviceKind::Iommufd => {
+                "its DMA needs memory that stays where it is, and Ebb does not drive iommufd: \
+                 leave out -object iommufd, and iommufd= of -device"
             }
             DeviceKind::VfioInPieces => {
                 "its DMA cannot wait for memory in use; free memory is mapped before the guest may \
@@ -175,7 +182,7 @@ pub fn of_descriptors<'a>(links: impl IntoIterator<Item = &'a str>) -> Vec<Memor
 fn of_descriptor(link: &str) -> Option<DeviceKind> {
     const PATHS: [(&str, DeviceKind); 8] = [
         ("/dev/vfio/", DeviceKind::Vfio),
-        ("/dev/iommu", DeviceKind::Vfio),
+        ("/dev/iommu", DeviceKind::Iommufd),
         ("/dev/vhost-vdpa", DeviceKind::Vdpa),
         ("/dev/infiniband/", DeviceKind::Rdma),
         ("/dev/sev", DeviceKind::Confidential),

@@ -64,6 +64,7 @@ impl Guest {
             ["network", address, gateway] => network::begin(address, gateway).and(done()),
             ["serve", port, path] => network::serve_file(port, path).and(done()),
             ["udp", port, size] => network::answer_udp(port, bytes(size)?).and(done()),
+            ["exchange", server, size] => network::exchange(server, bytes(size)?, self.next()),
             ["diskchurn", name, directory, size] => {
                 self.new_churn(name, || Churn::start_on_disk(name, directory, bytes(size)?))
             }

@@ -1,13 +1,13 @@
 //! A disk whose device writes into memory that no processor has touched since it was freed.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use rustix::fs::OFlags;
-use vmtest_guest::pattern::{Pattern, WORDS_PER_PAGE, Wrong};
+use vmtest_guest::pattern::{Pattern, WORDS_PER_PAGE};
 
-use crate::files::{PAGE_BYTES, bytes_of, words_of};
+use crate::files::{PAGE_BYTES, bytes_of, compare};
 use crate::{Context, Result};
 
 /// Memory with the alignment of direct I/O.
@@ -21,7 +21,8 @@ pub fn round_trip(path: &str, bytes: u64, generation: u64) -> Result<String> {
     let pattern = Pattern::new(path, generation);
     let pages = bytes / PAGE_BYTES as u64;
     write(path, pattern, pages).context(path)?;
-    Ok(compare(path, pattern, pages).context(path)?.to_string())
+    let wrong = File::open(path).and_then(|disk| compare(disk, pattern, pages));
+    Ok(wrong.context(path)?.to_string())
 }
 
 /// Writes directly, which drops cached pages of the same place.
@@ -34,14 +35,4 @@ fn write(path: &str, pattern: Pattern, pages: u64) -> io::Result<()> {
         disk.write_all_at(&Page(bytes_of(&words)).0, page * PAGE_BYTES as u64)?;
     }
     Ok(())
-}
-
-fn compare(path: &str, pattern: Pattern, pages: u64) -> io::Result<Wrong> {
-    let mut disk = File::open(path)?;
-    let (mut wrong, mut bytes) = (Wrong::default(), [0; PAGE_BYTES]);
-    for page in 0..pages {
-        disk.read_exact(&mut bytes)?;
-        pattern.check(page, &words_of(&bytes), &mut wrong);
-    }
-    Ok(wrong)
 }

@@ -1,7 +1,7 @@
 //! Files with a pattern in them.
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use vmtest_guest::pattern::{Pattern, WORDS_PER_PAGE, Wrong};
@@ -29,30 +29,15 @@ impl Files {
         Ok(files)
     }
 
-    fn fill(&self) -> std::io::Result<()> {
-        let mut file = File::create(&self.path)?;
-        let mut words = [0; WORDS_PER_PAGE];
-        for page in 0..self.pages() {
-            self.pattern.write(page, &mut words);
-            file.write_all(&bytes_of(&words))?;
-        }
-        Ok(())
+    fn fill(&self) -> io::Result<()> {
+        write(File::create(&self.path)?, self.pattern, self.pages())
     }
 
     /// Reads the file back and compares every byte.
     pub fn check(&self) -> Result<Wrong> {
-        self.compare().context(self.path.display())
-    }
-
-    fn compare(&self) -> std::io::Result<Wrong> {
-        let mut file = File::open(&self.path)?;
-        let mut wrong = Wrong::default();
-        let mut bytes = [0; PAGE_BYTES];
-        for page in 0..self.pages() {
-            file.read_exact(&mut bytes)?;
-            self.pattern.check(page, &words_of(&bytes), &mut wrong);
-        }
-        Ok(wrong)
+        let compared =
+            File::open(&self.path).and_then(|file| compare(file, self.pattern, self.pages()));
+        compared.context(self.path.display())
     }
 
     fn pages(&self) -> u64 {
@@ -66,6 +51,26 @@ impl Drop for Files {
             eprintln!("{}: {error}", self.path.display());
         }
     }
+}
+
+/// Writes this many pages of a pattern.
+pub fn write(mut to: impl Write, pattern: Pattern, pages: u64) -> io::Result<()> {
+    let mut words = [0; WORDS_PER_PAGE];
+    for page in 0..pages {
+        pattern.write(page, &mut words);
+        to.write_all(&bytes_of(&words))?;
+    }
+    Ok(())
+}
+
+/// Reads this many pages, and compares every byte with a pattern.
+pub fn compare(mut from: impl Read, pattern: Pattern, pages: u64) -> io::Result<Wrong> {
+    let (mut wrong, mut bytes) = (Wrong::default(), [0; PAGE_BYTES]);
+    for page in 0..pages {
+        from.read_exact(&mut bytes)?;
+        pattern.check(page, &words_of(&bytes), &mut wrong);
+    }
+    Ok(wrong)
 }
 
 /// A page as bytes.

@@ -1,17 +1,31 @@
-//! The guest's network, and servers: of a file, and one that takes memory for each request.
+//! The guest's network, servers: of a file, and one that takes memory for each request; and a
+//! client whose network device writes to memory that no processor has touched.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::hint::black_box;
 use std::io;
-use std::net::{TcpListener, UdpSocket};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
+use std::time::{Duration, Instant};
 
-use vmtest_guest::pattern::WORDS_PER_PAGE;
+use rustix::io::ioctl_fionread;
+use vmtest_guest::pattern::{Pattern, WORDS_PER_PAGE};
 
+use crate::files::{PAGE_BYTES, compare, write};
 use crate::{Context, Result, boot, shell};
 
 /// Most bytes of a request.
 const REQUEST_BYTES: usize = 1500;
+/// Limits of the kernel for what has come and was not read: for each connection in bytes, and for
+/// all together in pages.
+const FOR_EACH: &str = "/proc/sys/net/ipv4/tcp_rmem";
+const FOR_ALL: &str = "/proc/sys/net/ipv4/tcp_mem";
+/// How much more of its memory the kernel counts for what has come than came, at most.
+const OVERHEAD: u64 = 4;
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Time after which a connection over which nothing comes is dead, also for a guest that is
+/// translated twice.
+const NO_MORE: Duration = Duration::from_secs(120);
 
 /// Loads the driver of the network device, and gives the device its address, such as
 /// `10.0.2.15/24`.
@@ -63,5 +77,40 @@ pub fn serve_file(port: &str, path: &str) -> Result<()> {
             let _ = File::open(&path).and_then(|mut file| io::copy(&mut file, &mut &stream));
         }
     });
+    Ok(())
+}
+
+/// Sends `bytes` to a server, such as `10.0.2.2:7`, that sends them back. Reads nothing until all
+/// have come: until then they are where the network device wrote them. Returns how many bytes came
+/// back wrong.
+pub fn exchange(server: &str, bytes: u64, generation: u64) -> Result<String> {
+    let (room, pages) = (OVERHEAD * bytes, bytes / PAGE_BYTES as u64);
+    let room_pages = room / PAGE_BYTES as u64;
+    fs::write(FOR_EACH, format!("4096 {room} {room}")).context(FOR_EACH)?;
+    fs::write(FOR_ALL, format!("{room_pages} {room_pages} {room_pages}")).context(FOR_ALL)?;
+    let address: SocketAddr = server.parse().context(server)?;
+    let stream = TcpStream::connect_timeout(&address, NO_MORE).context(server)?;
+    stream.set_write_timeout(Some(NO_MORE)).context(server)?;
+    let pattern = Pattern::new(server, generation);
+    write(&stream, pattern, pages).context(server)?;
+    stream.shutdown(Shutdown::Write).context(server)?;
+    await_bytes(&stream, bytes).context(server)?;
+    Ok(compare(&stream, pattern, pages).context(server)?.to_string())
+}
+
+/// Waits until the kernel has received so many bytes. A network that loses what it transmits must
+/// not keep the guest from its answer.
+fn await_bytes(stream: &TcpStream, bytes: u64) -> Result<()> {
+    let (mut come, mut since) = (0, Instant::now());
+    while come < bytes {
+        if since.elapsed() > NO_MORE {
+            return Err(format!("{come} of {bytes} bytes have come, and no more"));
+        }
+        thread::sleep(LOOK_EVERY);
+        let now = ioctl_fionread(stream).context("FIONREAD")?;
+        if now > come {
+            (come, since) = (now, Instant::now());
+        }
+    }
     Ok(())
 }

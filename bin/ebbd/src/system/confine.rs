@@ -29,6 +29,13 @@ const KVM: &str = "/dev/kvm";
 const FILTERED: &str = ". Its filter of system calls forbade something, as starting a program: leave \
                         that out, or pass a -sandbox of your own; --privileged runs QEMU as root";
 const TUN: &str = "/dev/net/tun";
+/// Directory of the nodes by which groups of passed-through devices are opened.
+const VFIO: &str = "/dev/vfio/";
+/// Part of the name of each of QEMU's PCI devices that are passed through.
+const PASSED_THROUGH: &str = "vfio-pci";
+/// What QEMU locks for such devices besides the guest's memory: firmware, and the memory of
+/// emulated graphics. They are far smaller.
+const LOCKED_BESIDE: u64 = 1 << 30;
 /// File with the first port that a process without privileges may use. The next constant is its
 /// default.
 const LOWEST_PORT: &str = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
@@ -44,6 +51,8 @@ pub struct Plan {
     pub sandbox: bool,
     group: Group,
     lacks: Vec<String>,
+    /// Bytes of memory that it must be able to lock.
+    lockable_bytes: u64,
 }
 
 impl Plan {
@@ -59,8 +68,9 @@ impl Plan {
     ) -> Answer<Plan> {
         if request.privileged {
             tracing::warn!("QEMU runs as root, unconfined (--privileged)");
-            let group = Group::default();
-            return Ok(Plan { identity: None, sandbox: false, group, lacks: Vec::new() });
+            let (group, lacks) = (Group::default(), Vec::new());
+            // Root may lock all memory.
+            return Ok(Plan { identity: None, sandbox: false, group, lacks, lockable_bytes: 0 });
         }
         let asked = request.user.as_deref().map(str::parse).transpose().map_err(not_allowed)?;
         let wanted = asked.unwrap_or_else(|| default.clone());
@@ -101,13 +111,14 @@ impl Plan {
         let (group, without) = Group::make(request, user, limits_memory);
         warn_once(&without);
         lacks.extend(without);
-        Ok(Plan { identity: Some(identity), sandbox, group, lacks })
+        let lockable_bytes = lockable_bytes(&request.qemu_args, request.max_bytes());
+        Ok(Plan { identity: Some(identity), sandbox, group, lacks, lockable_bytes })
     }
 
     /// What QEMU inherits from this process.
     pub fn child(&self) -> Child {
-        let cgroups = self.group.doors();
-        Child { identity: self.identity.clone(), cgroups, ..Child::default() }
+        let (cgroups, lockable_bytes) = (self.group.doors(), self.lockable_bytes);
+        Child { identity: self.identity.clone(), cgroups, lockable_bytes, ..Child::default() }
     }
 
     /// The directories of its control group.
@@ -164,6 +175,11 @@ impl Plan {
             return advice;
         }
         let is_denied = DENIED.iter().any(|denied| why.contains(denied));
+        if is_denied && why.contains(VFIO) {
+            return ". QEMU has a user of its own: give the device's group to a user (chown USER \
+                    /dev/vfio/GROUP), and name that user by --user; --privileged runs QEMU as root"
+                .into();
+        }
         let advice = match (is_denied, why.contains(TUN)) {
             (false, _) => "",
             (true, true) if why.contains("configure") => {
@@ -252,6 +268,15 @@ fn adds_memory(qemu_args: &[String]) -> bool {
     qemu_args.iter().any(|word| kinds.iter().any(|kind| word.contains(kind)))
 }
 
+/// Bytes of memory that a QEMU with these arguments must be able to lock: for passed-through
+/// devices all memory of its guest, `memory_bytes`, and more. 0: none.
+fn lockable_bytes(qemu_args: &[String], memory_bytes: u64) -> u64 {
+    match qemu_args.iter().any(|word| word.contains(PASSED_THROUGH)) {
+        true => memory_bytes.saturating_add(LOCKED_BESIDE),
+        false => 0,
+    }
+}
+
 /// Groups that let a user run guests on the processor.
 fn kvm_groups(user: User) -> Result<Vec<u32>, String> {
     let found = fs::metadata(KVM).map_err(|error| format!("{KVM}: {error}"))?;
@@ -295,6 +320,17 @@ mod tests {
     }
 
     #[test]
+    fn a_qemu_may_lock_what_passed_through_devices_reach() {
+        let bytes = |text: &str| {
+            let words: Vec<String> = text.split(' ').map(Into::into).collect();
+            lockable_bytes(&words, 8 << 30)
+        };
+        assert_eq!(bytes("-device vfio-pci,host=0000:01:00.0,id=a"), 9 << 30);
+        assert_eq!(bytes(r#"-device {"driver":"vfio-pci","id":"a"}"#), 9 << 30);
+        assert_eq!(bytes("-device virtio-net-pci,netdev=vfio"), 0);
+    }
+
+    #[test]
     fn a_user_of_others_is_reported() {
         assert_eq!(shared_user(User::PerProcess(USERS.start)), None);
         let message = |uid| shared_user(User::Fixed { uid, gid: 1 }).unwrap_or_default();
@@ -305,11 +341,13 @@ mod tests {
     fn advice_is_for_who_was_denied_something() {
         let identity = Some(Identity { user: User::PerProcess(USERS.start), groups: Vec::new() });
         let (group, lacks) = (Group::default(), Vec::new());
-        let plan = Plan { identity, sandbox: true, group, lacks };
+        let plan = Plan { identity, sandbox: true, group, lacks, lockable_bytes: 0 };
         let denied = plan.advice("a.img: Permission denied", None);
         for remedy in ["--disk", "--user", "--privileged"] {
             assert!(denied.contains(remedy), "{denied}");
         }
+        let device = plan.advice("failed to open /dev/vfio/3: Permission denied", None);
+        assert!(device.contains("chown USER /dev/vfio/GROUP"), "{device}");
         assert!(plan.advice("it said nothing", Some(Signal::SYS.as_raw())).contains("-sandbox"));
         assert_eq!(plan.advice("it said nothing", Some(Signal::KILL.as_raw())), "");
         assert_eq!(plan.advice("no such device", None), "");

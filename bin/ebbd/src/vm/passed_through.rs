@@ -112,7 +112,8 @@ pub fn keep(cx: &mut VmContext, process: &Process, links: &Links) -> Covers {
     covers
 }
 
-/// Notes of devices that were found that their memory is mapped in pieces.
+/// Notes of devices that were found that their memory is mapped in pieces. An iommufd stays what it
+/// is, also while no device uses it: the next device that is plugged in may.
 pub fn in_pieces(found: &mut [MemoryUser]) {
     let passed = found.iter_mut().filter(|device| device.kind == DeviceKind::Vfio);
     passed.for_each(|device| device.kind = DeviceKind::VfioInPieces);

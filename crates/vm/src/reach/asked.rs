@@ -139,7 +139,7 @@ pub(super) fn kind_of_type(name: &str) -> Option<DeviceKind> {
         ("vfio-user-", DeviceKind::OtherProcess),
         ("x-pci-proxy-dev", DeviceKind::OtherProcess),
         ("vfio-", DeviceKind::Vfio),
-        ("iommufd", DeviceKind::Vfio),
+        ("iommufd", DeviceKind::Iommufd),
         ("vhost-vdpa-", DeviceKind::Vdpa),
         ("vhost-scsi", DeviceKind::VhostScsi),
         ("pvrdma", DeviceKind::Rdma),

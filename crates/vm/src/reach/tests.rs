@@ -114,7 +114,10 @@ fn descriptors_tell_what_pins_memory() {
     assert_eq!(kinds, expected);
     assert_eq!(reach(&found), Reach::Nothing);
     assert_eq!(narrowest(&found).unwrap().name, "/dev/vfio/vfio");
-    assert_eq!(reach(&of_descriptors(["/dev/iommu"])), Reach::Nothing);
+    let by_iommufd = of_descriptors(["/dev/iommu"]);
+    assert_eq!(named(&by_iommufd), [("/dev/iommu", DeviceKind::Iommufd)]);
+    assert_eq!(reach(&by_iommufd), Reach::Nothing);
+    assert!(by_iommufd[0].to_string().contains("leave out -object iommufd"));
     assert_eq!(reach(&[]), Reach::Everything);
 }
 

@@ -1,6 +1,10 @@
 //! VMs with a device that is passed through (VFIO). A guest with an IOMMU is their host, with the
 //! daemon, QEMU and the VM inside. That takes minutes: `cargo xtask soak passthrough`.
 
+mod network;
+mod plugged;
+mod user;
+
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
@@ -8,7 +12,6 @@ use std::path::{Path, PathBuf};
 
 use ebb_api::{MayTake, Mechanism, Mode};
 use rustix::fs::OFlags;
-use serde_json::json;
 use vmtest::nested::{INNER_KERNEL, NVME_ADDRESS, SHARING_KERNEL, with_iommu};
 use vmtest::{Guest, Host, Vm, assets, require, until};
 
@@ -23,33 +26,44 @@ const ROUNDS: u32 = 2;
 const FREED: &str = "250M";
 const RECLAIMED: u64 = 150 * MIB;
 
-/// Gives the disk to whoever passes it on.
-fn pass_on() {
-    let device = Path::new("/sys/bus/pci/devices").join(NVME_ADDRESS);
+/// Gives the device to whoever passes it on.
+fn pass_on(address: &str) {
+    let device = Path::new("/sys/bus/pci/devices").join(address);
     let put = |path: PathBuf, word: &str| {
         fs::write(&path, word).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     };
     put(device.join("driver_override"), "vfio-pci");
     if device.join("driver").exists() {
-        put(device.join("driver/unbind"), NVME_ADDRESS);
+        put(device.join("driver/unbind"), address);
     }
-    put("/sys/bus/pci/drivers_probe".into(), NVME_ADDRESS);
+    put("/sys/bus/pci/drivers_probe".into(), address);
 }
 
 /// Most of its memory is above 4 GiB.
-fn guest(kernel: &str) -> Guest {
-    Guest::debian(kernel).memory("640M").cpus(1).privileged().qemu_args(&format!(
-        "-machine max-ram-below-4g=128M -device pcie-root-port,id=root,chassis=1,slot=1 \
-         -device vfio-pci,host={NVME_ADDRESS},bus=root,id=disk"
-    ))
+fn guest(kernel: &str, devices: &str) -> Guest {
+    let low = "-machine max-ram-below-4g=128M";
+    Guest::debian(kernel).memory("640M").cpus(1).qemu_args(&format!("{low} {devices}"))
 }
 
-fn run(host: &Host, kernel: &str) -> Vm {
-    pass_on();
-    let vm = host.run(guest(kernel));
+/// QEMU's arguments for the device, called `id`, behind a port of its own, `ID-port`.
+fn behind_port(number: u8, address: &str, id: &str) -> String {
+    format!(
+        "-device pcie-root-port,id={id}-port,chassis={number},slot={number} \
+         -device vfio-pci,host={address},bus={id}-port,id={id}"
+    )
+}
+
+/// Waits until Ebb trusts the guest, and checks what it may take beside the devices.
+fn wait_held(vm: &Vm) {
     vm.wait_trusted();
     let status = vm.status();
     assert_eq!((status.mode, status.reach.may_take), (Mode::Strict, MayTake::FreeOnly));
+}
+
+fn run(host: &Host, kernel: &str) -> Vm {
+    pass_on(NVME_ADDRESS);
+    let vm = host.run(guest(kernel, &behind_port(1, NVME_ADDRESS, "disk")).privileged());
+    wait_held(&vm);
     wait_disk(&vm);
     vm
 }
@@ -71,16 +85,22 @@ fn reclaim(vm: &Vm) {
     });
 }
 
-/// Memory is freed, reclaimed, and used again by the disk before any processor touches it.
-fn free_and_use(vm: &Vm) -> Result<String, String> {
+/// Memory is freed, reclaimed, and used again by a device before any processor touches it.
+/// `request`: what has the guest use the device.
+fn free_and_have(vm: &Vm, request: &str) -> Result<String, String> {
     vm.guest(&format!("fill a {FREED}"));
     vm.guest("free a");
     vm.guest("dropcaches");
     reclaim(vm);
     vm.guest(&format!("fill reserve {RESERVE}"));
-    let used = vm.try_guest(&format!("disk {DISK} {USED}")).map_err(|error| format!("{error:?}"));
+    let used = vm.try_guest(request).map_err(|error| format!("{error:?}"));
     vm.try_guest("free reserve").ok();
     used
+}
+
+/// Does so with the disk.
+fn free_and_use(vm: &Vm) -> Result<String, String> {
+    free_and_have(vm, &format!("disk {DISK} {USED}"))
 }
 
 /// What this kernel has said of accesses that its IOMMU refused.
@@ -131,28 +151,6 @@ fn memory_goes_and_comes_under_a_disk_that_is_passed_through() {
         let why = vm.ebb(command).refused();
         assert!(why.contains("memory in use is not evicted"), "{why}");
     }
-}
-
-/// A device that leaves no longer restricts Ebb.
-#[test]
-fn a_device_that_is_unplugged_restricts_nothing_any_more() {
-    if with_iommu("a_device_that_is_unplugged_restricts_nothing_any_more") {
-        return;
-    }
-    let host = Host::new();
-    let vm = run(&host, INNER_KERNEL);
-    vm.guest(&format!("fill a {FREED}"));
-    vm.guest("free a");
-    reclaim(&vm);
-    vm.qmp("device_del", json!({ "id": "disk" }));
-    until("the device to leave", || {
-        (vm.status().reach.may_take == MayTake::Everything).then_some(())
-    });
-    vm.guest(&format!("fill a {FREED}"));
-    vm.guest("free a");
-    reclaim(&vm);
-    vm.guest(&format!("fill b {FREED}"));
-    assert_eq!(vm.guest("check b"), "0");
 }
 
 /// The guest's allocator is shared: memory is mapped before the guest has it (HyperAlloc).
