@@ -18,8 +18,8 @@ use ebb_policy::pressure::{Budget, HostMemory};
 /// Longest line of a trace: a look at some ten thousand VMs.
 const LINE_BYTES: u64 = 16 << 20;
 
-/// The pilot looks at everything once a second. What it saw sooner after that, it saw while it looked
-/// for VMs that miss memory.
+/// The pilot looks at everything once a second. What it saw sooner after that, it saw while it
+/// looked for VMs that miss memory.
 const WHOLE_EVERY_MS: u64 = 900;
 
 /// A decision of the pilot, and when it would be made.

@@ -17,8 +17,8 @@ pub struct Piloted {
     pub working_bytes: Option<u64>,
     /// The limit that the pilot has given it; none: none.
     pub limit_bytes: Option<u64>,
-    /// Evicted memory that came back within seconds, or while the VM was at its limit, in all; none:
-    /// the process is of an older daemon.
+    /// Evicted memory that came back within seconds, or while the VM was at its limit, in all;
+    /// none: the process is of an older daemon.
     #[serde(default)]
     pub missed_total_bytes: Option<u64>,
     /// Its compressed memory; none: it can have none.

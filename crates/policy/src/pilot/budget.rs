@@ -76,8 +76,8 @@ impl Budget {
         }
     }
 
-    /// Goes on with what was given since the last whole look. Nothing is taken in between, so batch VMs
-    /// lend nothing, and they get what they have not had yet of their part of this second.
+    /// Goes on with what was given since the last whole look. Nothing is taken in between, so batch
+    /// VMs lend nothing, and they get what they have not had yet of their part of this second.
     pub fn go_on(&mut self, given: Given) {
         (self.given, self.lent, self.is_between) = (given, 0, true);
     }

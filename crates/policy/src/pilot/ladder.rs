@@ -320,8 +320,8 @@ impl<'a> Round<'a> {
         bytes.min(vm.warm_bytes()).min(vm.memory_bytes / part)
     }
 
-    /// The most cold memory that a VM gives in a second: this part of its memory. It goes faster while
-    /// somebody misses memory that the host does not have.
+    /// The most cold memory that a VM gives in a second: this part of its memory. It goes faster
+    /// while somebody misses memory that the host does not have.
     fn cold_part(&self) -> u64 {
         let part = self.stage.rate_part();
         if self.is_wanting { part.min(Stage::Short.rate_part()) } else { part }

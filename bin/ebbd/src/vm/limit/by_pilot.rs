@@ -6,8 +6,8 @@ use crate::model::api_error::{Answer, failed, not_allowed};
 use crate::support::open_files::OpenFiles;
 use crate::vm::context::VmContext;
 
-/// Whether this limit of the pilot's takes memory from the VM, or may do so: it is lower than the one
-/// before, or there was none of the pilot's.
+/// Whether this limit of the pilot's takes memory from the VM, or may do so: it is lower than the
+/// one before, or there was none of the pilot's.
 pub fn is_lower(cx: &VmContext, limit_bytes: Option<u64>) -> bool {
     let before = cx.record.limit_bytes.filter(|_| cx.record.is_piloted);
     limit_bytes.is_some_and(|bytes| before.is_none_or(|before| bytes < before))
