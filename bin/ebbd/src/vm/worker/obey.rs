@@ -164,7 +164,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Looks at the devices if need be, as before each eviction: the pilot lowers limits each second.
+    /// Looks at the devices if need be, as before each eviction: the pilot lowers a limit often.
     fn look_for_pilot(&mut self) {
         match self.cx.reaching.is_complete {
             true => self.keep_devices(&mut OpenFiles::default()),
