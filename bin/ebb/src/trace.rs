@@ -18,6 +18,10 @@ use ebb_policy::pressure::{Budget, HostMemory};
 /// Longest line of a trace: a look at some ten thousand VMs.
 const LINE_BYTES: u64 = 16 << 20;
 
+/// The pilot looks at everything once a second. What it saw sooner after that, it saw while it
+/// looked for VMs that miss memory.
+const WHOLE_EVERY_MS: u64 = 900;
+
 /// A decision of the pilot, and when it would be made.
 pub struct Simulated {
     /// Time since the trace's first look, in milliseconds.
@@ -65,6 +69,7 @@ pub fn simulate(path: &Path, rule: HostRule) -> anyhow::Result<Vec<Simulated>> {
     let mut file = BufReader::new(File::open(path).with_context(|| path.display().to_string())?);
     let (mut pilot, mut all) = (Pilot::default(), Vec::new());
     let (mut first, mut last) = (None, 0);
+    let mut whole_at: Option<u64> = None;
     for number in 1.. {
         let mut line = String::new();
         let place = || format!("{}, line {number}", path.display());
@@ -81,7 +86,14 @@ pub fn simulate(path: &Path, rule: HostRule) -> anyhow::Result<Vec<Simulated>> {
         }
         last = sight.at_ms;
         let at_ms = sight.at_ms - first;
-        let decisions = pilot.look(Duration::from_millis(at_ms), rule, host, &vms);
+        let now = Duration::from_millis(at_ms);
+        let decisions = match whole_at {
+            Some(whole) if at_ms - whole < WHOLE_EVERY_MS => pilot.relieve(now, rule, host, &vms),
+            _ => {
+                whole_at = Some(at_ms);
+                pilot.look(now, rule, host, &vms)
+            }
+        };
         let stage = pilot.stage();
         all.extend(decisions.into_iter().map(|decision| Simulated { at_ms, stage, decision }));
     }
@@ -218,6 +230,29 @@ mod tests {
             all.iter().map(|one| (one.at_ms, one.stage.to_string())).collect();
         assert_eq!(kinds[0], (0, "ample".into()), "free memory beyond what it keeps");
         assert_eq!(kinds[1], (11_000, "short".into()));
+    }
+
+    /// A batch VM to which so much has come back, on a tight host.
+    fn missing(at_ms: u64, refaulted_mib: u64) -> String {
+        let mut sight = sight(at_ms, 3 * GIB);
+        let web = &mut sight.vms[0];
+        (web.class, web.spare_bytes) = (VmClass::Batch, 0);
+        (web.resident_bytes, web.limit_bytes) = (2 * GIB, Some(2 * GIB));
+        web.refaulted_bytes = refaulted_mib << 20;
+        line(&sight)
+    }
+
+    /// It has its part of each second by the first look that sees its need.
+    #[test]
+    fn a_need_between_two_seconds_is_met_by_then() {
+        let trace = [(0, 0), (300, 100), (600, 200), (1000, 300), (1200, 300), (1400, 400)];
+        let lines = trace.map(|(at_ms, refaulted_mib)| missing(at_ms, refaulted_mib));
+        let all = simulated(&lines).expect("decisions");
+        let relief = all.iter().filter(|one| one.contains("came back within seconds"));
+        let times: Vec<&str> = relief.filter_map(|one| one.split(' ').next()).collect();
+        assert_eq!(times, ["300", "1000"], "{all:?}");
+        let mut taken = all.iter().filter(|one| !one.contains("came back"));
+        assert!(taken.all(|one| one.starts_with("0 tight ")), "{all:?}");
     }
 
     #[test]

@@ -1590,7 +1590,7 @@ class SeenVm:
     """Memory that its guest has plugged; null: it can unplug none, or that was not known."""
 
     refaulted_bytes: int
-    """Evicted memory that came back within 30 s, in all. In bytes."""
+    """Evicted memory that it missed, in all: it came back within 30 s or at its limit. In bytes."""
 
     resident_bytes: int
     """Host memory that it takes. In bytes."""

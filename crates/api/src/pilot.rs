@@ -250,7 +250,7 @@ pub struct SeenVm {
     pub spare_bytes: u64,
     /// What it works with; null: not known.
     pub working_bytes: Option<u64>,
-    /// Evicted memory that came back within 30 s, in all.
+    /// Evicted memory that it missed, in all: it came back within 30 s or at its limit.
     pub refaulted_bytes: u64,
     /// Memory that its compressed pages take.
     #[serde(default)]

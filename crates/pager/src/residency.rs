@@ -5,7 +5,7 @@ use self::digests::Digests;
 use self::disk_backed::{DiskBacked, GuestDisk};
 use self::kept::Kept;
 use self::owners::Owners;
-use self::refaults::Refaults;
+use self::refaults::{Comeback, Refaults};
 use self::view::View;
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -133,19 +133,26 @@ impl Residency {
     }
 
     /// Counts a frame whose content is read back because the frame was touched. Called while the
-    /// frame is not resident yet. Returns whether it was evicted seconds before.
-    pub(crate) fn count_refill(&self, gfn: Gfn) -> bool {
+    /// frame is not resident yet. `is_at_limit`: something else has to go for it.
+    pub(crate) fn count_refill(&self, gfn: Gfn, is_at_limit: impl FnOnce() -> bool) -> Comeback {
         let is_soon = self.refaults.came(gfn);
+        let comeback = Comeback { is_soon, is_missed: is_soon || is_at_limit() };
         add(&self.frames.counters().refilled_frames, 1);
-        add(&self.frames.counters().refaulted_frames, u64::from(is_soon));
-        is_soon
+        self.count_comeback(1, comeback);
+        comeback
     }
 
     /// Counts frames that were read ahead, and that a touch showed to be of use. They went when the
-    /// touched frame did: seconds before, if `is_soon`.
-    pub(crate) fn count_hits(&self, hits: u64, is_soon: bool) {
+    /// touched frame did, and come back as it does.
+    pub(crate) fn count_hits(&self, hits: u64, comeback: Comeback) {
         add(&self.frames.counters().ahead_hit_frames, hits);
-        add(&self.frames.counters().refaulted_frames, if is_soon { hits } else { 0 });
+        self.count_comeback(hits, comeback);
+    }
+
+    fn count_comeback(&self, frames: u64, Comeback { is_soon, is_missed }: Comeback) {
+        let counters = self.frames.counters();
+        add(&counters.refaulted_frames, if is_soon { frames } else { 0 });
+        add(&counters.missed_frames, if is_missed { frames } else { 0 });
     }
 
     /// The key of content digests.

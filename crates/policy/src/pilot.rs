@@ -29,7 +29,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use self::budget::Budget;
+use self::budget::{Budget, Given};
 use self::ladder::Round;
 use self::stage::StageWatch;
 use self::state::VmState;
@@ -46,7 +46,7 @@ pub struct Pilot {
     /// Whether the swap files are full.
     is_full: bool,
     /// Given to VMs that missed memory since the last whole look.
-    given: i128,
+    given: Given,
     vms: BTreeMap<String, VmState>,
 }
 

@@ -81,11 +81,14 @@ impl Known {
     }
 
     /// Whether the VM misses memory since its last figures, and the pilot's limit keeps it away.
-    fn misses_memory(&self, now: &VmStatus) -> bool {
-        let Some(before) = &self.status else { return false };
-        let again =
-            { now.limit.refaulted_total_bytes }.saturating_sub(before.limit.refaulted_total_bytes);
-        let is_piloted = self.piloted.as_ref().is_some_and(|it| it.limit_bytes.is_some());
+    fn misses_memory(&self, now: &VmStatus, piloted: Option<&Piloted>) -> bool {
+        let missed = |status: &VmStatus, piloted: Option<&Piloted>| {
+            let refaulted = status.limit.refaulted_total_bytes;
+            piloted.map_or(refaulted, |piloted| piloted.missed_bytes(refaulted))
+        };
+        let Some(before) = self.status.as_deref() else { return false };
+        let again = missed(now, piloted).saturating_sub(missed(before, self.piloted.as_ref()));
+        let is_piloted = piloted.is_some_and(|it| it.limit_bytes.is_some());
         is_piloted && (again >= MISSED_BYTES || now.limit.waits)
     }
 
@@ -253,7 +256,9 @@ impl Listing {
         known.number = number;
         let member = member.filter(|member| member.share.adds_up());
         let age = Duration::from_millis(status.age_ms);
-        known.piloted = piloted.filter(Piloted::adds_up);
+        let piloted = piloted.filter(Piloted::adds_up);
+        let misses = known.misses_memory(&status, piloted.as_ref());
+        known.piloted = piloted;
         let times = times.filter(Times::adds_up);
         let faults = times.as_ref().map(Times::faults);
         known.times = times;
@@ -269,7 +274,6 @@ impl Listing {
             known.fault_window.take(at, faults);
             known.saved.take(at, &status);
         }
-        let misses = known.misses_memory(&status);
         (known.status, known.at, known.member) = (Some(Box::new(status)), at, member);
         misses
     }
@@ -380,6 +384,25 @@ mod tests {
         assert!(!publish(base + 3 * MISSED_BYTES, true, None), "the limit is not the pilot's");
         // The next process counts anew.
         assert!(!publish(0, false, limit));
+    }
+
+    #[test]
+    fn the_pilot_hears_of_memory_that_a_vm_misses_after_a_long_time() {
+        let home = tempfile::tempdir().unwrap();
+        let daemon = testing::daemon(home.path(), SwapDir::new(home.path(), None).unwrap());
+        let piloted = |missed| Piloted {
+            limit_bytes: Some(1 << 30),
+            missed_total_bytes: Some(missed),
+            ..testing::piloted()
+        };
+        testing::publish(&daemon, "web", testing::status(), Some(piloted(5)));
+        let listing = daemon.listed(&"web".parse().unwrap()).unwrap();
+        let publish = |number, missed| {
+            let (status, piloted) = (testing::status(), Some(piloted(missed)));
+            listing.publish(VmFigures { number, status, member: None, piloted, times: None })
+        };
+        assert!(!publish(2, MISSED_BYTES));
+        assert!(publish(3, 2 * MISSED_BYTES), "nothing came back within seconds");
     }
 
     #[test]

@@ -12,7 +12,7 @@ mod tests;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -34,8 +34,9 @@ pub use self::status::{Glance, follow, last_sight, rule, set, status};
 
 /// Interval between two looks.
 const EVERY: Duration = Duration::from_secs(1);
-/// Shortest time between two looks at VMs that miss memory, however many there are.
-const GLANCE_EVERY: Duration = Duration::from_millis(100);
+/// Pause before the next look at VMs that miss memory: nine times as long as the last look took,
+/// within these bounds. A look takes long on a busy host, too, and just there relief must not wait.
+const GLANCE_PAUSE: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(250)];
 /// Decisions that are remembered.
 const DECISIONS_MOST: usize = 256;
 /// In a dry run nothing changes, so each look decides the same. A decision of the same kind for the
@@ -47,6 +48,9 @@ pub struct PilotState {
     known: Mutex<Known>,
     /// Told when a VM misses memory.
     missed: Notify,
+    /// Whether the last look may have skipped a VM that misses memory, as something was being done
+    /// for it.
+    is_owed: AtomicBool,
     /// Whether guests are to tell what they need, as they may have to unplug memory.
     is_watching: AtomicBool,
     events: Arc<EventLog>,
@@ -81,9 +85,9 @@ struct Noted {
 impl PilotState {
     /// A pilot that has not looked yet, and where it tells what it does.
     pub fn new(events: &Arc<EventLog>) -> PilotState {
-        let (known, missed) = (Mutex::default(), Notify::new());
+        let (known, missed, is_owed) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
         let (is_watching, events) = (AtomicBool::new(false), Arc::clone(events));
-        PilotState { known, missed, is_watching, events }
+        PilotState { known, missed, is_owed, is_watching, events }
     }
 
     /// Whether guests are to tell what they need, as they may have to unplug memory.
@@ -94,6 +98,14 @@ impl PilotState {
     /// Has the pilot look soon, since a VM misses memory.
     pub fn hear_of_missed(&self) {
         self.missed.notify_one();
+    }
+
+    /// Has the pilot look soon if it may have skipped a VM that misses memory: what was being done
+    /// for a VM has ended.
+    fn hear_of_end(&self) {
+        if self.is_owed.swap(false, AcqRel) {
+            self.hear_of_missed();
+        }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -181,8 +193,8 @@ pub async fn keep(daemon: Daemon, stall_percent: Option<u32>) {
         };
         let began = tokio::time::Instant::now();
         let error = keeper.look(scope).await.err().map(|error| error.to_string());
-        // A tenth of the time at most, however many VMs there are.
-        glance_at = began + GLANCE_EVERY.max(began.elapsed() * 10);
+        let [least, most] = GLANCE_PAUSE;
+        glance_at = tokio::time::Instant::now() + (began.elapsed() * 9).clamp(least, most);
         if let Some(error) = error.as_ref().filter(|error| before.as_ref() != Some(*error)) {
             tracing::warn!("the pilot: the host's memory: {error}");
         }
@@ -226,7 +238,12 @@ impl Keeper {
 
     async fn look(&mut self, scope: Scope) -> io::Result<()> {
         let state = self.daemon.pilot();
-        self.acts.collect(state).await;
+        // What ends from here on has the pilot look again.
+        state.is_owed.store(scope == Scope::Relief, Release);
+        self.acts.collect();
+        if !self.acts.is_any_busy() {
+            state.is_owed.store(false, Release);
+        }
         let settings = self.daemon.pilot_record().settings();
         if settings.mode == PilotMode::Off {
             state.saw(None);

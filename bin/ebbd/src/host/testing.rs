@@ -52,6 +52,7 @@ pub fn piloted() -> Piloted {
         floor_bytes: 100 * MIB,
         working_bytes: Some(1000 * MIB),
         limit_bytes: None,
+        missed_total_bytes: None,
         compressed: None,
         plugged: None,
         left_alone: None,

@@ -27,8 +27,8 @@ pub struct VmFigures {
 }
 
 /// A worker publishes at once if so much evicted memory came back within seconds, since the pilot
-/// may have taken too much.
-pub const MISSED_BYTES: u64 = 1 << 20;
+/// may have taken too much. From a slow disk, so much comes back within a tenth of a second.
+pub const MISSED_BYTES: u64 = 256 << 10;
 /// A worker publishes every second. Figures older than this mean that it is slow.
 const SLOW: Duration = Duration::from_secs(5);
 

@@ -17,6 +17,10 @@ pub struct Piloted {
     pub working_bytes: Option<u64>,
     /// The limit that the pilot has given it; none: none.
     pub limit_bytes: Option<u64>,
+    /// Evicted memory that came back within seconds, or while the VM was at its limit, in all;
+    /// none: the process is of an older daemon.
+    #[serde(default)]
+    pub missed_total_bytes: Option<u64>,
     /// Its compressed memory; none: it can have none.
     #[serde(default)]
     pub compressed: Option<PilotedCompressed>,
@@ -76,6 +80,12 @@ pub struct PlugRequest {
 }
 
 impl Piloted {
+    /// Evicted memory that the VM missed, in all. `refaulted_bytes`: what came back within seconds,
+    /// which counts for a process of an older daemon.
+    pub fn missed_bytes(&self, refaulted_bytes: u64) -> u64 {
+        self.missed_total_bytes.unwrap_or(refaulted_bytes)
+    }
+
     /// Whether these figures can be true.
     pub fn adds_up(&self) -> bool {
         let Piloted { taken_bytes, memory_bytes, floor_bytes, working_bytes, limit_bytes, .. } =

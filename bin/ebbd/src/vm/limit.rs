@@ -97,6 +97,7 @@ impl Limit {
         cx.pager.room().halt_above(u64::MAX);
         let mailbox = cx.mailbox.clone();
         cx.pager.room().on_pressure(move || mailbox.press());
+        raise_marks(cx);
     }
 
     /// Handles a guest that was reset or runs another kernel. The old kernel's demand and what it
@@ -352,6 +353,15 @@ pub fn slow_faults(cx: &VmContext) {
     let Some(marks) = cx.marks() else { return };
     let (tell, wait) = marks.pressure();
     cx.pager.room().set_marks(tell, wait);
+}
+
+/// Lets faults go on at once that wait for room below a lower limit: the turn that follows may take
+/// long. Only a turn lowers the marks, because it makes the room.
+fn raise_marks(cx: &VmContext) {
+    let Some((tell, wait)) = cx.marks().map(Marks::pressure) else { return };
+    if wait > cx.pager.room().marks().1 {
+        cx.pager.room().set_marks(tell, wait);
+    }
 }
 
 /// Has compressed pages take no more memory than they may.

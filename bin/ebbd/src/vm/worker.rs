@@ -73,8 +73,8 @@ pub struct Worker {
     publisher: Publisher,
     /// When the figures were published last.
     published: Instant,
-    /// Evicted frames that had come back within seconds by then.
-    refaulted_frames: u64,
+    /// Evicted frames that the guest had missed by then.
+    missed_frames: u64,
     /// Whether the swap file was removed, as far as the log says.
     swap_is_removed: bool,
 }
@@ -101,7 +101,7 @@ impl Worker {
             returned: Returned::default(),
             publisher,
             published: Instant::now(),
-            refaulted_frames: 0,
+            missed_frames: 0,
             swap_is_removed: false,
             cx,
         }
@@ -175,18 +175,18 @@ impl Worker {
     /// Whether the figures are to be published now. The pilot should know soon that the guest misses
     /// evicted memory.
     fn is_publication_due(&self) -> bool {
-        let again = self.refaulted_frames().saturating_sub(self.refaulted_frames) * FRAME_BYTES;
-        let every = if again >= MISSED_BYTES { PUBLISH_AGAIN } else { PUBLISH_EVERY };
-        self.published.elapsed() >= every
+        let again = self.missed_frames().saturating_sub(self.missed_frames) * FRAME_BYTES;
+        let is_told = self.cx.record.is_piloted && again >= MISSED_BYTES;
+        self.published.elapsed() >= if is_told { PUBLISH_AGAIN } else { PUBLISH_EVERY }
     }
 
-    fn refaulted_frames(&self) -> u64 {
-        self.cx.pager.counters().refaulted_frames.load(Relaxed)
+    fn missed_frames(&self) -> u64 {
+        self.cx.pager.counters().missed_frames.load(Relaxed)
     }
 
     /// Publishes the VM's figures.
     fn publish(&mut self) {
-        (self.published, self.refaulted_frames) = (Instant::now(), self.refaulted_frames());
+        (self.published, self.missed_frames) = (Instant::now(), self.missed_frames());
         let member = member::of(&self.cx, &mut self.limit, &mut self.tiering);
         self.notice_removed_swap();
         let piloted = piloted::of(&self.cx, &self.limit);

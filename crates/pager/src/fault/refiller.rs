@@ -113,8 +113,8 @@ impl Refiller {
         self.neighbours(reading, window.pages, &mut back);
         let behind = back.last().map_or(0, |back| back.page - asked);
         lock().read(at, at + 1 + behind as u64, back.len() as u64 - 1);
-        let is_soon = self.residency.count_refill(gfn);
-        self.residency.count_hits(window.hits, is_soon);
+        let comeback = self.residency.count_refill(gfn, || self.room.is_at_limit());
+        self.residency.count_hits(window.hits, comeback);
         add(&self.frames.counters().false_reads, u64::from(verdict == Verdict::Unproven));
         add(&self.frames.counters().ahead_frames, back.len() as u64 - 1);
         let (mut first, mut rest) = (None, back);

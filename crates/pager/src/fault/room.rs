@@ -137,6 +137,18 @@ impl LimitRoom {
         tell_bytes != u64::MAX && self.residency.taken_bytes().is_ok_and(is_above)
     }
 
+    /// Whether the VM takes all that its limit lets it, so that something else has to go for what
+    /// comes back.
+    pub(crate) fn is_at_limit(&self) -> bool {
+        let (tell_bytes, wait_bytes) = self.marks();
+        // Eviction goes down to as far below its mark as the other one is above that. Where nobody
+        // waits, it has nothing to evict.
+        let above = if wait_bytes == u64::MAX { 0 } else { wait_bytes.saturating_sub(tell_bytes) };
+        let low_bytes = tell_bytes.saturating_sub(above);
+        let is_there = |taken: u64| taken >= low_bytes;
+        tell_bytes != u64::MAX && self.residency.taken_bytes().is_ok_and(is_there)
+    }
+
     /// Waits for the evictor to catch up, unless the evictor waits for the VMM.
     pub(crate) fn wait_for_room(&self) {
         for _ in 0..ROOM_WAITS {

@@ -156,6 +156,30 @@ fn no_more_comes_at_once_than_there_is_room_for() {
     assert_eq!(comes(133), 1);
 }
 
+/// However long ago its content went.
+#[test]
+fn what_comes_back_at_the_limit_is_missed() {
+    require!(available());
+    let machine = Machine::small();
+    machine.ram.populate(ALL).unwrap();
+    let pager = watching(machine.parts());
+    let (room, residency) = (pager.room(), pager.residency());
+    let counted = |gfn| {
+        let comeback = residency.count_refill(gfn, || room.is_at_limit());
+        residency.count_hits(7, comeback);
+        let counters = pager.counters();
+        [&counters.refaulted_frames, &counters.missed_frames].map(|count| count.load(SeqCst))
+    };
+    assert_eq!(counted(Gfn(1)), [0, 0], "there is no limit");
+    let taken = residency.taken_bytes().unwrap();
+    room.set_marks(taken + 8 * FRAME_BYTES, taken + 9 * FRAME_BYTES);
+    assert_eq!(counted(Gfn(2)), [0, 0], "there is room");
+    room.set_marks(taken + 8 * FRAME_BYTES, taken + 16 * FRAME_BYTES);
+    assert_eq!(counted(Gfn(3)), [0, 8]);
+    room.set_marks(taken + FRAME_BYTES, u64::MAX);
+    assert_eq!(counted(Gfn(4)), [0, 8], "nothing can go");
+}
+
 /// The guest goes on behind frames that read as zero, without room left.
 #[test]
 fn without_room_a_touch_gets_one_frame_of_zeros() {

@@ -11,6 +11,15 @@ use crate::support::sparse::Sparse;
 /// A frame that is touched within this time after its eviction was in use then.
 const SOON: Duration = Duration::from_secs(30);
 
+/// How a touched frame comes back.
+#[derive(Clone, Copy)]
+pub(crate) struct Comeback {
+    /// It was evicted seconds before.
+    pub(crate) is_soon: bool,
+    /// It was evicted seconds before, or something else has to go for it.
+    pub(crate) is_missed: bool,
+}
+
 /// When each frame was evicted last.
 pub(crate) struct Refaults {
     began: Instant,

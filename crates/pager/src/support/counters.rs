@@ -42,6 +42,9 @@ pub struct Counters {
     pub refilled_frames: AtomicU64,
     /// Frames of `refilled_frames` and `ahead_hit_frames` that had been evicted seconds before.
     pub refaulted_frames: AtomicU64,
+    /// The same, and those that came back while the VM was at its limit, so that others had to go
+    /// for them.
+    pub missed_frames: AtomicU64,
     /// Touched frames that were not read back, because the guest had freed them since they were
     /// evicted.
     pub false_reads_avoided: AtomicU64,

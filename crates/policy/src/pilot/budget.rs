@@ -15,6 +15,14 @@ const BATCH_PART: i128 = 4;
 /// What VMs get in a second at least, while the host has too much.
 const GIVE_LEAST_BYTES: u64 = 16 << 20;
 
+/// What VMs got that missed memory, in bytes.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Given {
+    all: i128,
+    /// What batch VMs got of it as their part of what is beyond the reserve.
+    batch: i128,
+}
+
 /// Bytes, as they are while a look decides.
 pub(super) struct Budget {
     /// Available now, and what VMs are about to give.
@@ -25,7 +33,7 @@ pub(super) struct Budget {
     /// Taken in this look.
     taken: i128,
     /// Given to VMs that missed memory, in this look and, between two seconds, since the last whole one.
-    given: i128,
+    given: Given,
     /// What the ladder takes from batch VMs in a second, while the host's stage is critical.
     lent: i128,
     is_between: bool,
@@ -62,15 +70,15 @@ impl Budget {
             reserve,
             kept,
             taken: 0,
-            given: 0,
+            given: Given::default(),
             lent,
             is_between: false,
         }
     }
 
-    /// Goes on with what was given since the last whole look. Nothing is taken in between, so batch VMs
-    /// lend nothing, and what they get in a second they have had.
-    pub fn go_on(&mut self, given: i128) {
+    /// Goes on with what was given since the last whole look. Nothing is taken in between, so batch
+    /// VMs lend nothing, and they get what they have not had yet of their part of this second.
+    pub fn go_on(&mut self, given: Given) {
         (self.given, self.lent, self.is_between) = (given, 0, true);
     }
 
@@ -81,7 +89,7 @@ impl Budget {
     }
 
     /// What was given to VMs that missed memory.
-    pub fn given(&self) -> i128 {
+    pub fn given(&self) -> Given {
         self.given
     }
 
@@ -111,12 +119,12 @@ impl Budget {
 
     /// Notes that so much is given.
     pub fn give(&mut self, bytes: u64) {
-        self.given += i128::from(bytes);
+        self.given.all += i128::from(bytes);
     }
 
     /// What VMs may get in this second because the host has too much.
     pub fn to_give(&self) -> u64 {
-        let surplus = self.available - with_margin(2 * self.reserve) - self.given;
+        let surplus = self.available - with_margin(2 * self.reserve) - self.given.all;
         match unsigned(surplus) {
             0 => 0,
             surplus => unsigned(i128::from(surplus) / SURPLUS_PART).max(GIVE_LEAST_BYTES),
@@ -127,16 +135,26 @@ impl Budget {
     /// part of what is beyond the reserve, unless their guest waits for room. Others also get what
     /// batch VMs are about to lose.
     pub fn relieve(&mut self, vm: &VmSight, wanted: u64) -> u64 {
-        let left = self.available - self.given;
+        let left = self.available - self.given.all;
+        let has_part = vm.rule.class == Class::Batch && !vm.waits;
         let room = match vm.rule.class {
-            Class::Batch if !vm.waits && self.is_between => 0,
-            Class::Batch if !vm.waits => (left - self.reserve) / BATCH_PART,
+            Class::Batch if has_part => self.batch_room(left),
             Class::Batch => left - self.kept,
             Class::Normal | Class::Latency => left - self.kept + self.lent,
         };
         let bytes = wanted.min(unsigned(room));
         self.give(bytes);
+        if has_part {
+            self.given.batch += i128::from(bytes);
+        }
         bytes
+    }
+
+    /// What a batch VM may get if so much is `left`. However often VMs are looked at between two
+    /// seconds, batch VMs together get their part once.
+    fn batch_room(&self, left: i128) -> i128 {
+        let had = if self.is_between { self.given.batch } else { 0 };
+        (left + had - self.reserve) / BATCH_PART - had
     }
 }
 

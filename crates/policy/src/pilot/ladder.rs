@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use ebb_units::Bytes;
 
-use super::budget::Budget;
+use super::budget::{Budget, Given};
 use super::decision::{Action, Decision};
 use super::rule::{COMPRESSED_PART, Class, WEIGHT_DEFAULT};
 use super::sight::VmSight;
@@ -53,6 +53,8 @@ pub(super) struct Round<'a> {
     pub(super) budget: Budget,
     /// Whether a limit was lowered in this look.
     has_lowered: bool,
+    /// Whether a VM misses more memory than it gets in this look.
+    is_wanting: bool,
     pub decisions: Vec<Decision>,
 }
 
@@ -97,17 +99,17 @@ impl<'a> Round<'a> {
         stage: Stage,
         budget: Budget,
     ) -> Round<'a> {
-        let (has_lowered, decisions) = (false, Vec::new());
-        Round { now, host, is_full, stage, budget, has_lowered, decisions }
+        let (has_lowered, is_wanting, decisions) = (false, false, Vec::new());
+        Round { now, host, is_full, stage, budget, has_lowered, is_wanting, decisions }
     }
 
     /// Makes this a look between two seconds. `given`: what was given since the last whole look.
-    pub fn go_on(&mut self, given: i128) {
+    pub fn go_on(&mut self, given: Given) {
         self.budget.go_on(given);
     }
 
     /// What was given to VMs that missed memory since the last whole look.
-    pub fn given(&self) -> i128 {
+    pub fn given(&self) -> Given {
         self.budget.given()
     }
 
@@ -148,6 +150,7 @@ impl<'a> Round<'a> {
         let Some(limit) = vm.limit_bytes.filter(|_| is_short) else { return };
         let wanted = state.relief_bytes(vm).min(vm.most_bytes().saturating_sub(limit));
         let bytes = self.budget.relieve(vm, wanted);
+        self.is_wanting |= bytes < wanted;
         if bytes < vm.memory_bytes / STEP_PART {
             return;
         }
@@ -308,13 +311,20 @@ impl<'a> Round<'a> {
     /// What a VM gives on this rung in a second.
     fn gives(&self, vm: &VmSight, state: &VmState, rung: Rung) -> u64 {
         let (bytes, part) = match (rung, state.working_bytes()) {
-            (Rung::Cold, Some(working)) => (vm.cold_bytes(working), self.stage.rate_part()),
+            (Rung::Cold, Some(working)) => (vm.cold_bytes(working), self.cold_part()),
             (Rung::Warm | Rung::Last, _) => (u64::MAX, self.stage.rate_part()),
             (Rung::Probe, _) | (Rung::FirstProbe, None) => (u64::MAX, PROBE_PART),
             (Rung::Cold, None) | (Rung::FirstProbe, Some(_)) => (0, PROBE_PART),
             (Rung::Disk, _) => (vm.compressed_bytes(), self.stage.rate_part()),
         };
         bytes.min(vm.warm_bytes()).min(vm.memory_bytes / part)
+    }
+
+    /// The most cold memory that a VM gives in a second: this part of its memory. It goes faster
+    /// while somebody misses memory that the host does not have.
+    fn cold_part(&self) -> u64 {
+        let part = self.stage.rate_part();
+        if self.is_wanting { part.min(Stage::Short.rate_part()) } else { part }
     }
 
     fn why_lowered(&self, (vm, state): (&VmSight, &VmState), rung: Rung) -> String {

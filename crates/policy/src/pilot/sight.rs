@@ -88,7 +88,7 @@ pub struct VmSight {
     pub spare_bytes: u64,
     /// What it works with, its kernel included. `None`: not known.
     pub working_bytes: Option<u64>,
-    /// Evicted memory that came back within seconds, in all.
+    /// Evicted memory that came back within seconds, or while it was at its limit, in all.
     pub refaulted_bytes: u64,
     /// Its compressed memory. `None`: it can have none.
     pub compressed: Option<CompressedSight>,

@@ -1,5 +1,6 @@
 //! The pilot on simulated hosts.
 
+mod between;
 mod compressed;
 mod plugged;
 mod simulated;

@@ -1,6 +1,7 @@
 //! Carrying out the pilot's decisions: one at a time for each VM.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use axum::http::Method;
@@ -8,7 +9,6 @@ use ebb_api::{ReclaimReport, ReclaimRequest, VmName};
 use ebb_policy::pilot::{Action, Decision};
 use ebb_units::Bytes;
 use serde::Serialize;
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::PilotState;
@@ -57,7 +57,7 @@ impl Act {
 /// What is being carried out, by the VM's name.
 #[derive(Default)]
 pub(super) struct Acts {
-    under_way: BTreeMap<VmName, (u64, JoinHandle<Outcome>)>,
+    under_way: BTreeMap<VmName, Arc<OnceLock<Outcome>>>,
     in_vain: BTreeMap<VmName, InVain>,
     /// When an act failed last.
     failed: BTreeMap<VmName, Instant>,
@@ -112,35 +112,37 @@ impl Acts {
             daemon.pilot().came(act.number, "not done: something else was under way".into());
             return;
         }
-        let doing = tokio::spawn(carry_out(daemon.clone(), name.clone(), act.decision.action));
-        self.under_way.insert(name, (act.number, doing));
+        let outcome = Arc::<OnceLock<Outcome>>::default();
+        tokio::spawn(see_through(daemon.clone(), name.clone(), act, Arc::clone(&outcome)));
+        self.under_way.insert(name, outcome);
     }
 
-    /// Notes what came of the acts that have ended.
-    pub async fn collect(&mut self, state: &PilotState) {
+    /// Whether anything is being done for any VM.
+    pub fn is_any_busy(&self) -> bool {
+        !self.under_way.is_empty()
+    }
+
+    /// Notes what came of the acts that have ended. Others know it already.
+    pub fn collect(&mut self) {
         self.in_vain.retain(|_, in_vain| in_vain.at.elapsed() < IN_VAIN_FOR);
         self.failed.retain(|_, at| at.elapsed() < AFTER_FAILURE);
         self.refused.retain(|_, at| at.elapsed() < AFTER_FAILURE);
-        let is_done =
-            |(_, (_, doing)): &(&VmName, &(u64, JoinHandle<Outcome>))| doing.is_finished();
-        let ended: Vec<VmName> =
-            self.under_way.iter().filter(is_done).map(|(name, _)| name.clone()).collect();
-        for name in ended {
-            let Some((number, doing)) = self.under_way.remove(&name) else { continue };
-            let outcome = doing.await.unwrap_or_else(Outcome::failed);
-            state.came(number, outcome.text);
+        let Acts { under_way, in_vain, failed, refused } = self;
+        under_way.retain(|name, outcome| {
+            let Some(outcome) = outcome.get() else { return true };
             if outcome.has_failed {
-                self.failed.insert(name.clone(), Instant::now());
+                failed.insert(name.clone(), Instant::now());
             }
             if outcome.has_refused {
-                self.refused.insert(name.clone(), Instant::now());
+                refused.insert(name.clone(), Instant::now());
             }
             if let Some(bytes) = outcome.in_vain_bytes.filter(|bytes| *bytes > 0) {
-                let in_vain = InVain { bytes: 0, at: Instant::now() };
-                let in_vain = self.in_vain.entry(name).or_insert(in_vain);
+                let before = InVain { bytes: 0, at: Instant::now() };
+                let in_vain = in_vain.entry(name.clone()).or_insert(before);
                 in_vain.bytes = in_vain.bytes.saturating_add(bytes);
             }
-        }
+            false
+        });
     }
 }
 
@@ -152,6 +154,18 @@ impl Outcome {
     fn done(text: String) -> Outcome {
         Outcome { text, has_failed: false, has_refused: false, in_vain_bytes: None }
     }
+}
+
+/// Carries out a decision, and puts on record at once what came of it. The pilot may have skipped
+/// this VM meanwhile.
+async fn see_through(daemon: Daemon, name: VmName, act: Act, to: Arc<OnceLock<Outcome>>) {
+    // In a task of its own: a panic is a failure.
+    let doing = tokio::spawn(carry_out(daemon.clone(), name, act.decision.action));
+    let outcome = doing.await.unwrap_or_else(Outcome::failed);
+    daemon.pilot().came(act.number, outcome.text.clone());
+    // Nobody else sets it.
+    let _ = to.set(outcome);
+    daemon.pilot().hear_of_end();
 }
 
 async fn carry_out(daemon: Daemon, name: VmName, action: Action) -> Outcome {
@@ -194,8 +208,8 @@ async fn reclaim(daemon: &Daemon, name: &VmName, bytes: u64) -> Answer<Outcome> 
 async fn set(daemon: &Daemon, name: &VmName, uri: &str, what: &impl Serialize) -> Answer<Outcome> {
     let reply = send(daemon, name, (Method::PUT, uri), what).await?;
     let figures = reply.read::<VmFigures>().map_err(failed("the VM's figures"))?;
-    if daemon.listed(name).is_some_and(|listing| listing.publish(figures)) {
-        daemon.pilot().hear_of_missed();
+    if let Some(listing) = daemon.listed(name) {
+        daemon.publish(&listing, figures);
     }
     Ok(Outcome::done("done".into()))
 }

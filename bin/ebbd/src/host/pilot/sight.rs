@@ -31,7 +31,7 @@ pub(super) fn of(name: &VmName, status: &VmStatus, piloted: &Piloted, rule: VmRu
         limit_bytes: piloted.limit_bytes,
         spare_bytes: spare,
         working_bytes: piloted.working_bytes,
-        refaulted_bytes: status.limit.refaulted_total_bytes,
+        refaulted_bytes: piloted.missed_bytes(status.limit.refaulted_total_bytes),
         guest: status.balloon.as_ref().and_then(guest),
         plugged: piloted.plugged.map(plugged),
         compressed: piloted.compressed.map(|compressed| CompressedSight {

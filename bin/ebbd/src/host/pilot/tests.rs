@@ -92,7 +92,7 @@ async fn told(keeper: &mut Keeper, told: &Told) -> Vec<String> {
     let daemon = keeper.daemon.clone();
     let waiting = async {
         while daemon.listings().iter().any(|(name, _)| keeper.acts.is_busy(name)) {
-            keeper.acts.collect(daemon.pilot()).await;
+            keeper.acts.collect();
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
@@ -185,6 +185,53 @@ async fn a_vm_that_is_slow_delays_nobody() {
     let slow = notes.lock().unwrap().iter().filter(|told| told.starts_with("slow")).count();
     assert_eq!(slow, 1, "nothing else is asked of it meanwhile");
     go.notify_waiters();
+}
+
+#[tokio::test]
+async fn a_vm_that_misses_memory_is_relieved_once_its_last_act_has_ended() {
+    let (home, notes) = (tempfile::tempdir().unwrap(), Told::default());
+    let (daemon, go) = (daemon(home.path()), Arc::new(Notify::new()));
+    serve(&daemon, "web", &notes, Some(Arc::clone(&go)));
+    let limited = Piloted { limit_bytes: Some(2000 * MIB), ..piloted() };
+    publish(&daemon, "web", 0, limited.clone());
+    turn(&daemon, PilotMode::On);
+    // The host has enough, so limits go up.
+    let request = PilotRequest { reserve_percent: Some(1), ..PilotRequest::default() };
+    set(&daemon, &request).unwrap();
+    let mut keeper = Keeper::new(daemon.clone(), None);
+    look(&mut keeper).await;
+    let mut missing = testing::status();
+    (missing.memory_bytes, missing.resident_bytes) = (4096 * MIB, 4096 * MIB);
+    missing.limit.refaulted_total_bytes += 400 * MIB;
+    testing::publish(&daemon, "web", missing, Some(limited));
+    keeper.look(Scope::Relief).await.unwrap();
+    let decided = status(&daemon).decisions;
+    assert!(matches!(&decided[..], [one] if one.outcome.is_none()), "one at a time: {decided:?}");
+    go.notify_one();
+    let heard = daemon.pilot().missed.notified();
+    timeout(LONG, heard).await.expect("nobody tells that it has ended");
+    // It is on record before anybody looks again.
+    assert_eq!(status(&daemon).decisions[0].outcome.as_deref(), Some("done"));
+    keeper.look(Scope::Relief).await.unwrap();
+    let why = &status(&daemon).decisions[0].why;
+    assert!(why.contains("came back within seconds"), "{why}");
+    go.notify_one();
+    assert_eq!(told(&mut keeper, &notes).await.len(), 2);
+}
+
+#[tokio::test]
+async fn an_act_that_ends_has_nobody_look_who_has_skipped_nobody() {
+    let (home, notes) = (tempfile::tempdir().unwrap(), Told::default());
+    let daemon = daemon(home.path());
+    serve(&daemon, "web", &notes, None);
+    publish(&daemon, "web", 1000, piloted());
+    turn(&daemon, PilotMode::On);
+    make_short(&daemon);
+    let mut keeper = Keeper::new(daemon.clone(), None);
+    look(&mut keeper).await;
+    assert_eq!(told(&mut keeper, &notes).await.len(), 1);
+    let heard = timeout(Duration::ZERO, daemon.pilot().missed.notified()).await;
+    assert!(heard.is_err(), "the next look is at its time");
 }
 
 #[tokio::test]

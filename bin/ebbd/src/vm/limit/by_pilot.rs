@@ -6,6 +6,13 @@ use crate::model::api_error::{Answer, failed, not_allowed};
 use crate::support::open_files::OpenFiles;
 use crate::vm::context::VmContext;
 
+/// Whether this limit of the pilot's takes memory from the VM, or may do so: it is lower than the
+/// one before, or there was none of the pilot's.
+pub fn is_lower(cx: &VmContext, limit_bytes: Option<u64>) -> bool {
+    let before = cx.record.limit_bytes.filter(|_| cx.record.is_piloted);
+    limit_bytes.is_some_and(|bytes| before.is_none_or(|before| bytes < before))
+}
+
 /// Puts on record the limit that the pilot gives the VM; `None`: all of its memory. Returns whether
 /// the limit on record has changed.
 ///
@@ -17,10 +24,7 @@ pub fn set(cx: &mut VmContext, limit_bytes: Option<u64>) -> Answer<bool> {
         return Ok(false);
     }
     // To give memory back, nothing has to be in order.
-    let is_lower = |bytes: &u64| {
-        !cx.record.is_piloted || cx.record.limit_bytes.is_none_or(|before| *bytes < before)
-    };
-    if let Some(bytes) = limit_bytes.filter(is_lower) {
+    if let Some(bytes) = limit_bytes.filter(|_| is_lower(cx, limit_bytes)) {
         may_limit(cx)?;
         conditions::may_limit(cx, bytes, None)?;
         may_tell_in_flight(cx, &mut OpenFiles::default())?;

@@ -75,6 +75,21 @@ fn a_turn_evicts_down_to_the_low_mark() {
     assert!(matches!(machine.commands.try_recv(), Ok(Command::Pressure)), "it goes on");
 }
 
+#[test]
+fn faults_need_no_turn_to_go_on_below_a_higher_limit() {
+    let Some((mut cx, _machine)) = limited(Some(LIMIT)) else { return };
+    slow_faults(&cx);
+    let mut marks = |bytes| {
+        cx.record.note(|record| record.limit_bytes = Some(bytes));
+        Limit::default().apply(&mut cx);
+        (cx.pager.room().marks(), cx.marks().expect("it has a limit").pressure())
+    };
+    let (higher, expected) = marks(LIMIT + (4 << 20));
+    assert_eq!(higher, expected);
+    let (lower, _) = marks(LIMIT);
+    assert_eq!(lower, higher, "a turn makes room first");
+}
+
 /// A fault must not wait for room that nobody makes.
 #[test]
 fn beside_devices_that_nobody_knows_there_is_no_turn() {

@@ -153,14 +153,23 @@ impl Worker {
     }
 
     fn set_pilot_limit(&mut self, limit_bytes: Option<u64>) -> Answer<()> {
-        if limit_bytes.is_some() {
-            self.look_at_devices();
+        // A guest that misses memory does not wait for QEMU's answers: a higher limit needs none.
+        if by_pilot::is_lower(&self.cx, limit_bytes) {
+            self.look_for_pilot();
             self.confirm_if_unknown();
         }
         if by_pilot::set(&mut self.cx, limit_bytes)? {
             self.apply_limit();
         }
         Ok(())
+    }
+
+    /// Looks at the devices if need be, as before each eviction: the pilot lowers a limit often.
+    fn look_for_pilot(&mut self) {
+        match self.cx.reaching.is_complete {
+            true => self.keep_devices(&mut OpenFiles::default()),
+            false => self.look_at_devices(),
+        }
     }
 
     fn set_pilot_compressed(&mut self, bytes: Option<u64>) -> Answer<()> {

@@ -171,6 +171,20 @@ fn a_limit_has_one_owner() {
     assert_eq!(piloted(&worker), (Some(LESS), false));
 }
 
+/// QEMU may answer late just then: its guest waits for memory.
+#[test]
+fn for_a_higher_limit_of_the_pilots_qemu_is_not_asked_of_its_devices() {
+    let Some((mut cx, _machine)) = machine::context() else { return };
+    let qemu = Qemu::of(&mut cx);
+    let mut worker = worker(cx);
+    let mut is_asked = |bytes| {
+        ask(&mut worker, |to| Command::PilotLimit(bytes, to)).expect("nobody else's");
+        qemu.asked().iter().any(|asked| asked.starts_with("qom-list "))
+    };
+    assert!(is_asked(Some(LESS - 2 * MIB)), "memory in use may be evicted from now on");
+    assert!(!is_asked(Some(LESS)) && !is_asked(None));
+}
+
 #[test]
 fn an_eviction_ends_between_two_steps_once_it_is_cancelled() {
     let Some((mut cx, machine)) = machine::context() else { return };

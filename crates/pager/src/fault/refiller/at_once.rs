@@ -41,11 +41,11 @@ impl Refiller {
         }
         add(&self.frames.counters().missing, 1);
         add(&self.frames.counters().false_reads, u64::from(verdict == Verdict::Unproven));
-        let is_soon = self.residency.count_refill(gfn);
+        let comeback = self.residency.count_refill(gfn, || self.room.is_at_limit());
         let _ = self.residency.arrive(gfn, word);
         self.frames.after(true, FrameRange::new(gfn, 1));
         let hits = self.bring_around(slot, ahead);
-        self.residency.count_hits(hits, is_soon);
+        self.residency.count_hits(hits, comeback);
         true
     }
 
