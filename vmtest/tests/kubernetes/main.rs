@@ -1,6 +1,6 @@
-//! Ebb in a Kubernetes: what `ebb-node` publishes, and the manifests of `deploy/kubernetes`. The API
-//! server is a real one. There is no kubelet, so nothing runs in pods: `docs/kubernetes.md` says what
-//! no test shows. `cargo xtask soak kubernetes`.
+//! Ebb in a Kubernetes: what `ebb-node` publishes, and the manifests of `deploy/kubernetes`. The
+//! API server is a real one. There is no kubelet, so nothing runs in pods: `docs/kubernetes.md` says
+//! what no test shows. `cargo xtask soak kubernetes`.
 
 mod cluster;
 mod program;
@@ -120,7 +120,8 @@ fn check_refusals(cluster: &Cluster, host: &Host) -> String {
         cluster.create("/api/v1/nodes", &object)
     });
     let accounts = format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts");
-    let other = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "a" } });
+    let kind = "ServiceAccount";
+    let other = json!({ "apiVersion": "v1", "kind": kind, "metadata": { "name": "a" } });
     cluster.create(&accounts, &other);
     let own = cluster.token("ebb-node", &nodes[0]);
     let of_other_node = cluster.token("ebb-node", &nodes[1]);

@@ -1,5 +1,6 @@
-//! Kubernetes' API server and the store that it needs (etcd), for tests. Nobody packages the server,
-//! so both are built from Go's modules, in the versions of `vmtest/tests/kubernetes/server/go.mod`.
+//! Kubernetes' API server and the store that it needs (etcd), for tests. Nobody packages the
+//! server, so both are built from Go's modules, in the versions of
+//! `vmtest/tests/kubernetes/server/go.mod`.
 
 use std::env;
 use std::fs;
@@ -52,7 +53,8 @@ pub fn build(cache: &Cache) -> anyhow::Result<PathBuf> {
 /// Returns the Go in PATH, or the one where its own archive is unpacked.
 fn go() -> anyhow::Result<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
-    let mut places = env::split_paths(&path).map(|place| place.join("go")).chain([GO.into()]);
+    let in_path = env::split_paths(&path).map(|place| place.join("go"));
+    let mut places = in_path.chain([PathBuf::from(GO)]);
     places.find(|place| place.is_file()).context("there is no Go in PATH: install it")
 }
 
