@@ -12,6 +12,7 @@ use std::thread;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+use testkit::certificate::Certificate;
 use testkit::deadline;
 
 const MIB: u64 = 1 << 20;
@@ -98,19 +99,23 @@ fn serve_api(directory: &Path, status: u16, answer: Value) -> Receiver<Asked> {
     thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             let Some(asked) = read(&mut stream) else { continue };
-            write(stream, status, &answer);
             if sender.send(asked).is_err() {
                 return;
             }
+            write(stream, status, &answer);
         }
     });
     requests
 }
 
 fn write_kubeconfig(directory: &Path, server: &str) {
+    // Without one, the host's own authorities are looked for.
+    let authority = Certificate::new(directory, "authority", &["localhost"]).certificate;
     let config = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "test",
-        "clusters": [{ "name": "test", "cluster": { "server": server } }],
+        "clusters": [{ "name": "test", "cluster": {
+            "server": server, "certificate-authority": authority,
+        } }],
         "users": [{ "name": "test", "user": { "token": "a-token" } }],
         "contexts": [{ "name": "test", "context": { "cluster": "test", "user": "test" } }],
     });
