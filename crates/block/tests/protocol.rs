@@ -123,8 +123,7 @@ fn a_panic_is_told_whichever_thread_it_ends() {
         let cut_off = catch_unwind(AssertUnwindSafe(|| bench.connect(&ring)));
         assert_eq!(texts.recv_timeout(DEADLINE).as_deref(), Ok("on purpose"), "{at:#x}");
         if serves_others {
-            // A queue that is not served any more costs the front end its connection. It may connect
-            // again.
+            // A queue that is not served any more costs the front end its connection, and no more.
             let mut ring = Ring::new(shared_memory(RAM_BYTES));
             let front_end = bench.connect(&ring);
             let status = ring.prepare(IN, 0, &[], &[(FREE + 0x4000, 4096)]);

@@ -222,7 +222,7 @@ fn serve_devices(
     let shared = disks::share(&images, &request.disks, request.max_bytes());
     let shared = shared.map_err(failed("a random key"))?;
     let serving = as_vm_thread(|| {
-        let disks = Disks::start(images, &shared, directory, request.cpus);
+        let disks = Disks::start(images, &shared, (&request.name, directory), request.cpus);
         let disks = disks.map_err(failed("its disks"))?;
         let devices = Growth::start(records, directory, None);
         Answer::Ok((disks, devices.map_err(failed("its memory devices"))?))

@@ -74,8 +74,6 @@ pub enum Command {
     Detach(oneshot::Sender<Answer<DetachReport>>),
     /// The VMM ended, or its faults cannot be read: why.
     FaultsEnded(std::io::Result<()>),
-    /// A thread of this VM panicked, and has said so.
-    Panicked(String),
 }
 
 impl Command {
@@ -101,8 +99,7 @@ impl Command {
             Command::Pressure
             | Command::Violation
             | Command::Allow(..)
-            | Command::FaultsEnded(_)
-            | Command::Panicked(_) => false,
+            | Command::FaultsEnded(_) => false,
         }
     }
 }
