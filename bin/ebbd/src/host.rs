@@ -5,6 +5,7 @@ pub mod asking;
 pub mod events;
 pub mod history;
 pub mod jobs;
+pub mod lasting;
 mod link;
 mod listing;
 pub mod metrics;

@@ -13,6 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use super::apart::{apart, apart_or_log};
 use super::events::News;
+use super::lasting::lasting;
 use super::link::{self, LinkError};
 use super::listing::{Listing, Stage};
 use super::registry::Daemon;
@@ -35,6 +36,7 @@ const FIGURES_LIMIT: Duration = Duration::from_secs(15);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Keeps one VM served.
+#[derive(Clone)]
 pub struct Supervisor {
     name: VmName,
     directory: PathBuf,
@@ -61,7 +63,7 @@ impl Supervisor {
     /// Begins with the process that manages the VM already, if there is one.
     pub fn begin(self, process: Option<VmProcess>) {
         self.list(if process.is_some() { Stage::Managed } else { Stage::Recovering });
-        tokio::spawn(self.run(process));
+        tokio::spawn(self.last(process));
     }
 
     /// Begins with the next process, once this one has ended, which was killed on purpose.
@@ -69,7 +71,7 @@ impl Supervisor {
         self.list(Stage::Recovering);
         tokio::spawn(async move {
             process.ended(&self.name).await;
-            self.run(None).await;
+            self.last(None).await;
         });
     }
 
@@ -78,6 +80,12 @@ impl Supervisor {
         if let Ok(Some(record)) = Record::load(&self.directory) {
             self.daemon.listing(&self.name, &record, stage);
         }
+    }
+
+    /// Supervises the VM to its end. If this panics, it begins anew, with the process that it finds.
+    async fn last(self, mut process: Option<VmProcess>) {
+        let what = format!("{}: its supervisor", self.name);
+        lasting(what, || self.clone().run(process.take())).await;
     }
 
     async fn run(self, mut process: Option<VmProcess>) {
@@ -121,7 +129,10 @@ impl Supervisor {
         // The service does not end because the record cannot be read now.
         let listing = self.listing().ok().flatten();
         let following = listing.map(|listing| {
-            tokio::spawn(follow(self.daemon.clone(), self.directory.clone(), listing))
+            let what = format!("{}: whoever reads its figures", self.name);
+            let (daemon, directory) = (self.daemon.clone(), self.directory.clone());
+            let make = move || follow(daemon.clone(), directory.clone(), Arc::clone(&listing));
+            tokio::spawn(lasting(what, make))
         });
         let how = process.ended(&self.name).await;
         following.into_iter().for_each(|task| task.abort());
