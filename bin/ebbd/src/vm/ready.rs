@@ -5,12 +5,12 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::Receiver;
 
 use ebb_units::FRAME_BYTES;
 
 use super::context::VmContext;
-use super::context::mailbox::Command;
+use super::context::mailbox::{Command, Inlet};
 use super::context::service::FaultService;
 use super::limit;
 use super::publisher::Publisher;
@@ -63,9 +63,9 @@ impl Ready {
         Ok(Ready { cx, commands })
     }
 
-    /// Returns where commands go.
-    pub fn commands(&self) -> Sender<Command> {
-        self.cx.mailbox.sender()
+    /// Returns where commands of clients go.
+    pub fn commands(&self) -> Inlet {
+        self.cx.mailbox.inlet()
     }
 
     /// Returns a count of what the worker does. It stands still only while the worker does.

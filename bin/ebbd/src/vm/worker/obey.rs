@@ -19,6 +19,7 @@ use crate::vm::resize;
 impl Worker {
     /// Carries out a command, unless nobody waits for its answer any more.
     pub(super) fn obey(&mut self, command: Command) -> Next {
+        self.cx.mailbox.note_taken();
         if command.is_moot() {
             return Next::Go;
         }
