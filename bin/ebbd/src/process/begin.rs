@@ -38,6 +38,9 @@ use crate::vm::ready::Ready;
 use crate::vm::recover::{NotRecovered, recover};
 use crate::vm::{detach, devices, passed_through};
 
+/// What processes beside QEMU are for.
+const BESIDE: &str = "which has its console or connects one of its memory devices";
+
 /// A VM whose faults are served.
 pub struct Begun {
     /// What its worker begins with.
@@ -240,9 +243,13 @@ fn release(
 ) -> Option<JoinHandle<()>> {
     let mut qemu = None;
     for child in children {
-        let is_qemu = child.pid() == Some(pid);
+        let (its_pid, is_qemu) = (child.pid().unwrap_or_default(), child.pid() == Some(pid));
         let (name, at) = (name.clone(), directory.to_owned());
         let noting = child.release(move |ended| {
+            // They end by themselves once QEMU has ended.
+            if !is_qemu && !ended.success() {
+                tracing::warn!("process {its_pid} beside QEMU, {BESIDE}, has ended: {ended}");
+            }
             let why = confine::ended_badly(pid, ended, filters).filter(|_| is_qemu);
             if let Some(why) = why {
                 tracing::error!("{why}");
