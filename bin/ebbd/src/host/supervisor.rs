@@ -3,6 +3,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,8 @@ const PAUSE_MOST: Duration = Duration::from_secs(60);
 const GOOD_TIME: Duration = Duration::from_secs(30);
 /// Longest wait for figures. The process answers within 5 s, with new figures or none.
 const FIGURES_LIMIT: Duration = Duration::from_secs(15);
+/// Time after which the log says again that a VM is still being recovered.
+const TELL_EVERY: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Keeps one VM served.
@@ -152,7 +155,7 @@ impl Supervisor {
             return Ok(Ok(process));
         }
         let task = self.daemon.task(&self.name, Work::Recover);
-        let (process, result) = VmProcess::start(task, follows).await?;
+        let (process, result) = self.patiently(VmProcess::start(task, follows)).await?;
         Ok(match result {
             TaskResult::Managed => {
                 listing.set(Stage::Managed);
@@ -167,6 +170,22 @@ impl Supervisor {
                 Err(Served::Failed(why.to_string()))
             }
         })
+    }
+
+    /// Waits for a process that recovers the VM, however long it takes: its guest waits, too.
+    async fn patiently<T>(&self, recovering: impl Future<Output = T>) -> T {
+        let (mut recovering, began) = (pin!(recovering), Instant::now());
+        loop {
+            if let Ok(done) = timeout(TELL_EVERY, &mut recovering).await {
+                return done;
+            }
+            tracing::warn!(
+                "{}: its process has been about to recover it for {} s: it waits for a disk or for \
+                 the lock of an image, or it hangs",
+                self.name,
+                began.elapsed().as_secs()
+            );
+        }
     }
 
     /// The listing of the VM, if the VM is on record.
