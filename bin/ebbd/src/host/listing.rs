@@ -93,8 +93,8 @@ impl Known {
         let since = self.heard.elapsed();
         match &self.stage {
             Stage::Recovering if since >= RECOVERY_LONG => Some(format!(
-                "an earlier process managed it, and the next one has been about to for {} s: it \
-                 waits for a disk or for the lock of an image, or it hangs",
+                "an earlier process managed it; the next one has been recovering it for {} s, and \
+                 waits for a disk or for the lock of an image, or hangs",
                 since.as_secs()
             )),
             stage => stage.reason(),
@@ -428,7 +428,7 @@ mod tests {
         let reason = || web.summary().state_reason.unwrap();
         assert_eq!(reason(), "an earlier process managed it");
         web.known().heard = Instant::now().checked_sub(RECOVERY_LONG).unwrap();
-        assert!(reason().contains(" s: it waits for a disk"), "{}", reason());
+        assert!(reason().contains(" s, and waits for a disk"), "{}", reason());
     }
 
     #[tokio::test]

@@ -174,14 +174,15 @@ impl Supervisor {
 
     /// Waits for a process that recovers the VM, however long it takes: its guest waits, too.
     async fn patiently<T>(&self, recovering: impl Future<Output = T>) -> T {
-        let (mut recovering, began) = (pin!(recovering), Instant::now());
+        let began = Instant::now();
+        let mut recovering = pin!(recovering);
         loop {
             if let Ok(done) = timeout(TELL_EVERY, &mut recovering).await {
                 return done;
             }
             tracing::warn!(
-                "{}: its process has been about to recover it for {} s: it waits for a disk or for \
-                 the lock of an image, or it hangs",
+                "{}: the next process has been recovering it for {} s, and waits for a disk or for \
+                 the lock of an image, or hangs",
                 self.name,
                 began.elapsed().as_secs()
             );
