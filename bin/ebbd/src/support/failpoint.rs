@@ -25,8 +25,8 @@
 //! The process ends at one place:
 //! - `begin`: a VM that begins to be managed has a userfaultfd, and nothing is watched yet.
 //!
-//! Without the variable, `map`, `unmap` and `write` do not exist, and each other place costs one look
-//! at a constant.
+//! Without the variable, `map`, `unmap` and `write` do not exist, and each other place costs one
+//! look at a constant.
 
 use std::io;
 use std::ops::Range;
