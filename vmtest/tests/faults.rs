@@ -1,6 +1,7 @@
 //! What fails beneath a VM: one test for each line of `docs/faults.md` that no other test covers.
 
 use std::fs;
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -126,6 +127,48 @@ fn a_guests_own_disk_waits_for_a_swap_disk_that_does_not_read() {
     assert_eq!(vm.status().disks.failed_requests, 0);
     vm.guest("write /proc/sys/vm/drop_caches 3");
     assert_eq!(vm.guest("sh md5sum /mnt/file"), sum);
+}
+
+/// A part of the guest's page cache is disk-backed by a disk that does not read any more.
+#[test]
+fn a_guest_waits_for_a_disk_of_its_own_that_does_not_read() {
+    let faulty = FaultyDisk::new();
+    require!(faulty.as_ref());
+    let faulty = faulty.expect("it is there");
+    let host = Host::new();
+    let content = host.directory().join("content");
+    let byte = |n: u32| (n.wrapping_mul(2_654_435_761) >> 24) as u8;
+    fs::write(&content, (0..60 << 20).map(byte).collect::<Vec<u8>>()).expect("a file");
+    let disk = Disk::new(&host, "disk", "128M").formatted("ext4");
+    let disk = disk.with_files(&[(&content, "file")]);
+    let image = faulty.path().join("image");
+    fs::copy(disk.image(), &image).expect("a copy");
+    let readonly = format!("{},readonly", image.display());
+    let guest = Guest::debian("6.1-cloud").memory("512M").own_device(Path::new(&readonly));
+    let vm = host.run(guest);
+    vm.guest("mount ext4 /dev/vda /mnt");
+    let sum = vm.guest("sh md5sum /mnt/file");
+    vm.ebb("evict --bytes 400M").ok();
+    let on_disk = vm.status().limit.on_disk_bytes;
+    assert!(on_disk > 30 * MIB, "{on_disk}");
+    faulty.set(Failing::Reads);
+    thread::scope(|scope| {
+        let reading = scope.spawn(|| vm.guest("sh md5sum /mnt/file"));
+        let names = format!("{}: sector ", image.display());
+        until("a warning that names the sector", || {
+            let is_it = |warning: &String| {
+                warning.contains("cannot be brought back") && warning.contains(&names)
+            };
+            vm.status().warnings.iter().any(is_it).then_some(())
+        });
+        until("the warning among the events", || {
+            host.ebb("events --type warning").ok().contains(&names).then_some(())
+        });
+        assert!(!reading.is_finished(), "what could not be read was handed out");
+        faulty.set(Failing::Nothing);
+        assert_eq!(reading.join().expect("the guest answers"), sum);
+    });
+    until("nothing to be in the way", || vm.status().limit.stuck.is_none().then_some(()));
 }
 
 fn signal(pid: i32, signal: Signal) {

@@ -177,6 +177,26 @@ fn an_endless_loop_in_one_process_delays_no_other_vm() {
     assert_eq!(server(&host, &vm), process, "it still loops");
 }
 
+/// Nobody waits until the worker has time to end a process of which another thread has panicked.
+#[test]
+fn a_panic_ends_a_process_whose_worker_loops() {
+    let host = Host::new();
+    let vm = host.run(small().memory("512M").mode("strict"));
+    vm.guest("fill kept 60M");
+    // The second failure comes while the guest takes memory, which it does not do before.
+    host.set("EBB_FAIL", format!("{0}:spin:1,{0}:map:60", vm.name()));
+    host.kill9();
+    host.start();
+    let process = server(&host, &vm);
+    until("its worker to loop", || (worker_ticks(process) > 200).then_some(()));
+    vm.guest("fill load 200M");
+    until("the next process", || (server(&host, &vm) != process).then_some(()));
+    until("the panic to be told", || host.log().contains("its service failed").then_some(()));
+    until("it to be recovered", || is_managed(&host, &vm).then_some(()));
+    assert_eq!(vm.guest("check kept"), "0");
+    assert_eq!(vm.guest("check load"), "0");
+}
+
 /// Returns the processor time of the worker of a VM's process, in hundredths of a second.
 fn worker_ticks(process: i32) -> u64 {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).expect("it runs").flatten();

@@ -81,6 +81,26 @@ fn a_panic_costs_a_moment_of_one_vms_service() {
     assert_eq!(daemons, 4, "the daemon itself went on");
 }
 
+/// The guest's request waits for the next process, which carries it out.
+#[test]
+fn a_panic_of_a_disks_thread_costs_a_moment_of_its_vms_service() {
+    let host = Host::new();
+    let disk = Disk::new(&host, "disk", "64M");
+    let vm = host.run(small().own_disk(&disk));
+    vm.guest("fill a 60M");
+    host.set("EBB_FAIL", format!("{}:write:3", vm.name()));
+    host.kill9();
+    host.start();
+    assert_eq!(vm.guest("disk /dev/vda 16M"), "0");
+    let told = "its service failed: its disk ";
+    until("the panic to be told", || host.log().contains(told).then_some(()));
+    let events = host.ebb("events --type state").ok();
+    assert!(events.contains(told), "{events}");
+    until("it to be recovered", || (state(&host, &vm) == Some(State::Managed)).then_some(()));
+    assert_eq!(vm.guest("disk /dev/vda 16M"), "0");
+    assert_eq!(vm.guest("check a"), "0");
+}
+
 #[test]
 fn a_stopped_qemu_delays_no_other_vm() {
     let host = Host::new();

@@ -6,6 +6,7 @@ pub mod events;
 mod fault_window;
 pub mod history;
 pub mod jobs;
+pub mod lasting;
 mod link;
 mod listing;
 pub mod metrics;

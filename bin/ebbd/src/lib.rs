@@ -36,7 +36,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use self::commands::{disk, memory};
 use self::helpers::{console, injector, relay};
-use self::host::{history, pilot, pool, pool_keeper, pressure_watch, recovery, registry, swap_dir};
+use self::host::{
+    history, lasting, pilot, pool, pool_keeper, pressure_watch, recovery, registry, swap_dir,
+};
 use self::model::record::Settings;
 use self::model::site::Site;
 use self::model::task;
@@ -247,10 +249,12 @@ async fn listen(
     let reloading = tokio::spawn(options::keep(daemon.clone(), source)?);
     tracing::info!("listening on {}", path.display());
     notify::ready();
-    let keeper = tokio::spawn(pool_keeper::keep(daemon.clone()));
-    let watcher = tokio::spawn(pressure_watch::watch(daemon.clone(), stall_percent));
-    let pilot = tokio::spawn(pilot::keep(daemon.clone(), stall_percent));
-    let history = tokio::spawn(history::keep(daemon.clone()));
+    let keeper = lasting::spawn("the pool's keeper", &daemon, pool_keeper::keep);
+    let watch = move |daemon| pressure_watch::watch(daemon, stall_percent);
+    let watcher = lasting::spawn("the watch over the host's memory", &daemon, watch);
+    let keep = move |daemon| pilot::keep(daemon, stall_percent);
+    let pilot = lasting::spawn("the pilot", &daemon, keep);
+    let history = lasting::spawn("history", &daemon, history::keep);
     let router = server::router(daemon);
     let serving_others = async {
         match remote {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
+use ebb_sys::panics::Panics;
 use ebb_vhost::socket::{SocketError, listen, tired};
 use ebb_vhost::{Dma, Parted as Left, Passage, changes_memory};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -131,8 +132,18 @@ impl Backend {
         });
         let server =
             Server { listener, disk: disk.clone(), stop: stop.clone(), options, cache_mode };
-        let thread = thread::Builder::new().name("block".into()).spawn(move || server.run())?;
+        let run = move || {
+            server.disk.panics.catch(|| server.run());
+        };
+        let thread = thread::Builder::new().name("block".into()).spawn(run)?;
         Ok(Backend { disk, stop, socket: socket.into(), thread: Some(thread) })
+    }
+
+    /// Sets the function that is told of a panic in a thread of this disk, with the panic's text.
+    /// The disk is not served any more then, or only in part, and its driver waits: this process
+    /// must end. A panic that came before is told at once.
+    pub fn on_panic(&self, tell: impl Fn(String) + Send + Sync + 'static) {
+        self.disk.panics.on_panic(tell);
     }
 
     /// Returns the counters of this disk.
@@ -155,8 +166,9 @@ impl Drop for Backend {
     fn drop(&mut self) {
         self.stop.wanted.store(true, Ordering::SeqCst);
         wake_up(&self.stop.wake);
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("{}: the disk's thread has panicked", self.socket.display());
+        if let Some(thread) = self.thread.take() {
+            // A panic of that thread was caught.
+            let _ = thread.join();
         }
         if let Err(error) = fs::remove_file(&self.socket) {
             tracing::debug!("{}: {error}", self.socket.display());
@@ -188,6 +200,7 @@ pub(crate) fn disk(
         image,
         dma,
         observer,
+        panics: Panics::default(),
     }
 }
 
@@ -217,6 +230,8 @@ enum Parted {
     Left(#[from] Left),
     #[error("{0}")]
     Protocol(DaemonError),
+    #[error("a thread that served it has ended, and it is to connect again")]
+    ThreadEnded,
 }
 
 impl From<DaemonError> for Parted {
@@ -235,7 +250,7 @@ impl Drop for Closing<'_> {
 }
 
 impl Server {
-    fn run(self) {
+    fn run(&self) {
         while let Some(stream) = self.wait_front_end() {
             let path = self.disk.image.path();
             match self.serve(stream) {
@@ -276,9 +291,11 @@ impl Server {
             }
         }
         let offered = device.protocol_features().bits();
+        device.watch_threads();
         let (mut passage, listener) = Passage::new(stream, offered)?;
         daemon.start(&mut listener.into())?;
-        let ends = [self.stop.wake.as_fd(), device.kept().broken()];
+        let ended = device.ended();
+        let ends = [self.stop.wake.as_fd(), device.kept().broken(), ended.event()];
         let left = passage.run(&ends, |message| {
             if !used_rings.admit(message, !device.is_paused())? {
                 return Ok(false);
@@ -288,6 +305,7 @@ impl Server {
             }
             Ok(true)
         });
+        let has_ended = ended.is_any();
         // Ends both sides: the library stops too, and nothing that it does waits for a queue.
         drop(passage);
         device.close();
@@ -295,7 +313,12 @@ impl Server {
         match (left, end) {
             _ if device.kept().is_broken() => Err(Left::Memory.into()),
             (Err(left), _) if !matches!(left, Left::Closed) => Err(left.into()),
+            (_, Err(DaemonError::WaitDaemon(panic))) => {
+                self.disk.panics.tell(&*panic);
+                Err(Parted::ThreadEnded)
+            }
             (_, Err(error)) if !has_closed(&error) => Err(error.into()),
+            _ if has_ended => Err(Parted::ThreadEnded),
             _ => Ok(()),
         }
     }

@@ -14,6 +14,7 @@ use vmm_sys_util::epoll::EventSet;
 use crate::backend::CacheMode;
 use crate::block_locks::wake_up;
 use crate::config;
+use crate::ended::Ended;
 use crate::job::Disk;
 use crate::pause::wait_for;
 use crate::queue::Worker;
@@ -24,6 +25,8 @@ pub(crate) struct Device {
     queues: Vec<Queue>,
     cache_mode: CacheMode,
     kept: Arc<Kept>,
+    /// Whether a thread that serves this front end has ended.
+    ended: Arc<Ended>,
     /// Changes of memory that were requested and are not done. No queue is served while there
     /// are any.
     changes: AtomicU32,
@@ -58,13 +61,24 @@ impl Device {
         };
         let queues = (0..queues).map(queue).collect::<io::Result<_>>()?;
         let (changes, closing) = (AtomicU32::new(0), AtomicBool::new(false));
-        Ok(Device { disk, queues, cache_mode, kept, changes, closing })
+        let ended = Ended::new()?;
+        Ok(Device { disk, queues, cache_mode, kept, ended, changes, closing })
     }
 
     /// Returns the event that queue `index`'s thread must listen to, and that event's number.
     pub(crate) fn wake_event(&self, index: usize) -> Option<(RawFd, u64)> {
         let number = self.queues.len() as u64 + 1;
         self.queues.get(index).map(|queue| (queue.wake.as_raw_fd(), number))
+    }
+
+    /// Has each queue's thread note its end from now on.
+    pub(crate) fn watch_threads(&self) {
+        self.queues.iter().for_each(|queue| wake_up(&queue.wake));
+    }
+
+    /// Returns whether a thread that serves this front end has ended.
+    pub(crate) fn ended(&self) -> &Ended {
+        &self.ended
     }
 
     /// Ends the queues' threads. The library would leak a descriptor with each thread that it ends
@@ -104,6 +118,32 @@ impl Device {
 
     fn is_closing(&self) -> bool {
         self.closing.load(SeqCst)
+    }
+
+    /// Serves the queue of a thread. An error ends the thread.
+    fn serve(&self, vrings: &[VringMutex], thread: usize) -> io::Result<()> {
+        let (Some(queue), [vring]) = (self.queues.get(thread), vrings) else { return Ok(()) };
+        let mut worker = queue.worker();
+        while self.is_paused() && !self.is_closing() {
+            worker = queue.idle.wait(worker).unwrap_or_else(PoisonError::into_inner);
+        }
+        if self.is_closing() {
+            // Nobody looks at the error.
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        worker.serve(vring);
+        if worker.is_still() {
+            queue.idle.notify_all();
+        }
+        let pause = worker.pause();
+        // A thread that wants to stop the queue must not wait for the pause.
+        drop(worker);
+        if let Some(pause) = pause
+            && !wait_for(&queue.wake, pause)
+        {
+            wake_up(&queue.wake);
+        }
+        Ok(())
     }
 }
 
@@ -148,6 +188,8 @@ impl VhostUserBackend for Device {
 
     /// Guards the new memory, which is the one that the workers use.
     fn update_memory(&self, memory: GuestMemoryAtomic<GuestMemoryMmap>) -> io::Result<()> {
+        // The thread that answers the front end.
+        self.ended.note_end();
         self.kept.keep(memory.memory().into_inner())?;
         if self.changes.fetch_sub(1, SeqCst) == 1 {
             self.wake_waiting();
@@ -180,28 +222,8 @@ impl VhostUserBackend for Device {
         vrings: &[VringMutex],
         thread: usize,
     ) -> io::Result<()> {
-        if let (Some(queue), [vring]) = (self.queues.get(thread), vrings) {
-            let mut worker = queue.worker();
-            while self.is_paused() && !self.is_closing() {
-                worker = queue.idle.wait(worker).unwrap_or_else(PoisonError::into_inner);
-            }
-            if self.is_closing() {
-                // The error ends the thread. Nobody looks at it.
-                return Err(io::ErrorKind::Interrupted.into());
-            }
-            worker.serve(vring);
-            if worker.is_still() {
-                queue.idle.notify_all();
-            }
-            let pause = worker.pause();
-            // A thread that wants to stop the queue must not wait for the pause.
-            drop(worker);
-            if let Some(pause) = pause
-                && !wait_for(&queue.wake, pause)
-            {
-                wake_up(&queue.wake);
-            }
-        }
-        Ok(())
+        self.ended.note_end();
+        let served = self.disk.panics.catch(|| self.serve(vrings, thread));
+        served.unwrap_or_else(|| Err(io::Error::other("it panicked")))
     }
 }

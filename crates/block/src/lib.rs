@@ -15,6 +15,7 @@ mod block_locks;
 mod config;
 mod counters;
 mod device;
+mod ended;
 mod format;
 mod hashes;
 mod image;

@@ -3,9 +3,11 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::channel;
 
 use ebb_block::{
     Access, AllResident, Backend, Dma, DmaFault, Image, Nobody, Options, Segment, StartError,
@@ -91,6 +93,45 @@ fn an_evicted_used_ring_is_back_before_its_index_is_read() {
     front_end.finish(&ring);
     assert_eq!((ring.used(), ring.get(status, 1)), (index + 1, vec![OK]));
     assert!(dma.asked.load(Ordering::SeqCst) > 5);
+}
+
+/// Whoever pins this address panics.
+struct Broken(u64);
+
+impl Dma for Broken {
+    fn pin(&self, segments: &[Segment], _: Access) -> Result<(), DmaFault> {
+        let holds = |s: &Segment| (s.gpa.0..s.gpa.0 + u64::from(s.bytes)).contains(&self.0);
+        assert!(!segments.iter().any(holds), "on purpose");
+        Ok(())
+    }
+
+    fn unpin(&self, _: &[Segment]) {}
+}
+
+/// The thread of a queue, and the one that accepts front ends.
+#[test]
+fn a_panic_is_told_whichever_thread_it_ends() {
+    for (at, serves_others) in [(FREE, true), (RINGS.used, false)] {
+        let mut bench = Bench::new();
+        bench.backend = None;
+        bench.start_with(Arc::new(Broken(at)));
+        let (told, texts) = channel();
+        bench.backend.as_ref().unwrap().on_panic(move |text| told.send(text).unwrap());
+        let mut ring = Ring::new(shared_memory(RAM_BYTES));
+        ring.prepare(IN, 0, &[], &[(FREE, 4096)]);
+        // A front end that is cut off while it connects fails.
+        let cut_off = catch_unwind(AssertUnwindSafe(|| bench.connect(&ring)));
+        assert_eq!(texts.recv_timeout(DEADLINE).as_deref(), Ok("on purpose"), "{at:#x}");
+        if serves_others {
+            // A queue that is not served any more costs the front end its connection, and no more.
+            let mut ring = Ring::new(shared_memory(RAM_BYTES));
+            let front_end = bench.connect(&ring);
+            let status = ring.prepare(IN, 0, &[], &[(FREE + 0x4000, 4096)]);
+            front_end.finish(&ring);
+            assert_eq!(ring.get(status, 1), [OK]);
+        }
+        drop(cut_off);
+    }
 }
 
 #[test]

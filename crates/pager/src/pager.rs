@@ -7,6 +7,7 @@ use std::sync::mpsc::Receiver;
 use ebb_digest::DigestKey;
 use ebb_ledger::Ledger;
 use ebb_store::Store;
+use ebb_sys::panics::Panics;
 use ebb_sys::uffd::Uffd;
 use ebb_vm::{Puncher, Ram};
 
@@ -27,7 +28,6 @@ use crate::residency::Residency;
 use crate::residency::disk_backed::GuestDisk;
 use crate::residency::view::View;
 use crate::support::counters::Counters;
-use crate::support::panics::Panics;
 
 /// What a pager is made of.
 pub struct PagerParts {

@@ -2,5 +2,4 @@
 
 pub mod counters;
 pub mod latency;
-pub mod panics;
 pub mod sparse;

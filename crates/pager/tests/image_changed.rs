@@ -1,7 +1,9 @@
-//! A disk image that another program changes while it backs memory. This process is the guest.
+//! A disk image that another program changes while it backs memory, or that cannot be read. This
+//! process is the guest.
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -15,9 +17,12 @@ use testkit::{require, until};
 
 const FRAMES: u64 = 8;
 
-/// An image that the daemon serves, and that others can write.
+/// An image that the daemon serves, and that others can write. One block may be unreadable.
 #[derive(Clone)]
-struct Image(Arc<Mutex<Vec<Page>>>, Arc<DigestKey>);
+struct Image(Arc<Mutex<Vec<Page>>>, Arc<DigestKey>, Arc<AtomicU64>);
+
+const EIO: i32 = 5;
+const NO_BLOCK: u64 = u64::MAX;
 
 impl Image {
     fn put(&self, block: u64, page: Page) {
@@ -32,6 +37,9 @@ impl GuestDisk for Image {
     }
 
     fn read(&self, block: u64, pages: &mut [Page]) -> io::Result<()> {
+        if (block..block + pages.len() as u64).contains(&self.2.load(Relaxed)) {
+            return Err(io::Error::from_raw_os_error(EIO));
+        }
         let blocks = self.0.lock().unwrap();
         pages.iter_mut().zip(&blocks[block as usize..]).for_each(|(to, from)| *to = *from);
         Ok(())
@@ -69,7 +77,8 @@ fn evicted(machine: &Machine, image: &Image) -> Daemon {
 
 fn image() -> Image {
     let blocks = (0..FRAMES).map(|block| page_of(block + 20)).collect();
-    Image(Arc::new(Mutex::new(blocks)), Arc::new(DigestKey::random().unwrap()))
+    let key = Arc::new(DigestKey::random().unwrap());
+    Image(Arc::new(Mutex::new(blocks)), key, Arc::new(AtomicU64::new(NO_BLOCK)))
 }
 
 /// Checks that frame 3 waits until its block is again what it was, and that the frames around it
@@ -98,6 +107,25 @@ fn a_frame_waits_while_its_block_is_not_what_it_was() {
     let (machine, image) = (Machine::small(), image());
     let daemon = evicted(&machine, &image);
     check(&machine, &daemon, &image);
+}
+
+#[test]
+fn a_frame_waits_while_its_block_cannot_be_read() {
+    require!(available());
+    let (machine, image) = (Machine::small(), image());
+    let daemon = evicted(&machine, &image);
+    let (guest, asking) = (machine.guest(), machine.guest());
+    image.2.store(3, Relaxed);
+    let waiting = thread::spawn(move || asking.read(Gfn(3)));
+    let (why, gfn) = until("the failure to be told", || daemon.pager.faults().failed());
+    assert_eq!((why.raw_os_error(), gfn), (Some(EIO), Gfn(3)));
+    (0..FRAMES)
+        .filter(|n| *n != 3)
+        .for_each(|n| assert!(guest.read(Gfn(n)) == page_of(n + 20), "frame {n}"));
+    assert!(!waiting.is_finished(), "it got what nobody has read");
+    assert!(daemon.pager.devices().vacate(3..4).is_err(), "its block may not be written");
+    image.2.store(NO_BLOCK, Relaxed);
+    assert!(waiting.join().unwrap() == page_of(23));
 }
 
 /// Whether a refill thread sleeps.

@@ -1,6 +1,7 @@
 //! A VM's disks, as they and its pager know each other.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use ebb_block::{Hashes, Identity, Image, Reader};
@@ -38,6 +39,7 @@ pub struct SharedDisks {
 
 /// One of the disks.
 pub(crate) struct Disk {
+    pub(crate) path: PathBuf,
     identity: Identity,
     pub(crate) reader: Reader,
     pub(crate) dma: PagerDma,
@@ -75,6 +77,7 @@ impl SharedDisks {
         let room = if images.is_empty() { 0 } else { memory_bytes / FRAME_BYTES };
         let disk = |(image, is_strict): (&Image, bool)| {
             Ok(Disk {
+                path: image.path().to_owned(),
                 identity: image.identity()?,
                 reader: image.reader(),
                 dma: PagerDma::default(),

@@ -1,10 +1,13 @@
 //! The disks as the pager sees them.
 
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
+use ebb_block::SECTOR_BYTES;
 use ebb_pager::{Digest, GuestDisk};
 use ebb_store::Page;
+use ebb_units::FRAME_BYTES;
 
 use crate::disks::{SharedDisks, disk_of};
 
@@ -19,14 +22,29 @@ impl GuestDisk for Source {
     fn read(&self, block: u64, pages: &mut [Page]) -> io::Result<()> {
         let (disk, block) = disk_of(block);
         let no_disk = || io::Error::other("no such disk of this VM is served here");
-        let reader = &self.0.disks.get(disk).ok_or_else(no_disk)?.reader;
+        let disk = self.0.disks.get(disk).ok_or_else(no_disk)?;
+        let reader = &disk.reader;
         // Read-ahead does not know where the disk ends.
         let there = reader.blocks().saturating_sub(block).min(pages.len() as u64) as usize;
         match pages.get_mut(..there) {
-            Some(pages) if !pages.is_empty() => reader.read(block, pages),
+            Some(pages) if !pages.is_empty() => {
+                let read = reader.read(block, pages);
+                read.map_err(|error| unreadable(&disk.path, block, &error))
+            }
             _ => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }
+}
+
+/// Says which sector of which image cannot be read, and what to do.
+fn unreadable(image: &Path, block: u64, error: &io::Error) -> io::Error {
+    let sector = block * (FRAME_BYTES / SECTOR_BYTES);
+    let text = format!(
+        "{}: sector {sector} cannot be read: {error}: look for its disk in the host's kernel log \
+         (dmesg); the guest waits for what cannot be read",
+        image.display()
+    );
+    io::Error::new(error.kind(), text)
 }
 
 #[cfg(test)]
@@ -61,5 +79,22 @@ mod tests {
         assert_eq!(read(1, BLOCKS - 1), Ok([8, 0]));
         assert_eq!(read(0, BLOCKS), Err(io::ErrorKind::UnexpectedEof));
         assert_eq!(read(2, 0), Err(io::ErrorKind::Other));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named_in_one_line() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("image");
+        fs::write(&path, vec![7; (BLOCKS * 4096) as usize]).unwrap();
+        let images = [Image::open_raw(&path, false).unwrap()];
+        let source = Source(SharedDisks::new(&images, [false], 64 << 20).unwrap());
+        fs::File::options().write(true).open(&path).unwrap().set_len(8 * 4096).unwrap();
+        let mut pages = PageBuffer::new(1);
+        source.read(block_of(0, 7), pages.pages_mut()).unwrap();
+        let error = source.read(block_of(0, 8), pages.pages_mut()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        let text = error.to_string();
+        let named = format!("{}: sector 64 cannot be read: ", path.display());
+        assert!(text.starts_with(&named) && !text.contains('\n'), "{text}");
     }
 }

@@ -22,6 +22,7 @@ pub mod memory_fs;
 pub mod numa;
 pub mod page_idle;
 pub mod pagemap;
+pub mod panics;
 pub mod private_dir;
 pub mod private_file;
 pub mod process;

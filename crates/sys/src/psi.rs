@@ -4,6 +4,7 @@
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -107,16 +108,21 @@ impl Trigger {
         Ok(Trigger { file, window })
     }
 
-    /// Waits until it fires.
+    /// Waits until it fires, or `end` is readable or closed at its other side. Returns whether it
+    /// has fired.
     ///
     /// # Errors
     /// Those of poll(2). `BrokenPipe`: the kernel has ended the trigger.
-    pub fn wait(&self) -> io::Result<()> {
-        let mut fired = [PollFd::new(&self.file, PollFlags::PRI)];
-        retry_on_intr(|| poll(&mut fired, None))?;
-        match fired[0].revents().contains(PollFlags::ERR) {
+    pub fn wait(&self, end: BorrowedFd<'_>) -> io::Result<bool> {
+        let mut events = [
+            PollFd::new(&self.file, PollFlags::PRI),
+            PollFd::from_borrowed_fd(end, PollFlags::IN),
+        ];
+        retry_on_intr(|| poll(&mut events, None))?;
+        let [fired, ended] = events.map(|event| event.revents());
+        match fired.contains(PollFlags::ERR) {
             true => Err(io::ErrorKind::BrokenPipe.into()),
-            false => Ok(()),
+            false => Ok(ended.is_empty()),
         }
     }
 }

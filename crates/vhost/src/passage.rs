@@ -103,11 +103,18 @@ impl Passage {
                 }
             }
             self.pass_on()?;
-            while let Some(answer) = self.server.receive()? {
-                match self.stage {
-                    Stage::Introduced => self.stage = Stage::Known,
-                    _ => self.front_end.send(&answer)?,
-                }
+            self.pass_back()?;
+        }
+        // The server may have answered just before its end.
+        self.pass_back()
+    }
+
+    /// Passes back what the server has answered by now.
+    fn pass_back(&mut self) -> Result<(), Parted> {
+        while let Some(answer) = self.server.receive()? {
+            match self.stage {
+                Stage::Introduced => self.stage = Stage::Known,
+                _ => self.front_end.send(&answer)?,
             }
         }
         Ok(())

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::{self, JoinHandle};
 
+use ebb_sys::panics::Panics;
 use ebb_vhost::socket::{SocketError, listen, tired};
 use ebb_vhost::{Dma, Parted};
 use ebb_virtio_mem::{BlockMemory, Device, DeviceParts, Options, Record, Saved};
@@ -56,6 +57,7 @@ pub struct Backend {
     device: Arc<Device>,
     signals: Arc<Signals>,
     access: Access,
+    panics: Arc<Panics>,
     socket: PathBuf,
     thread: Option<JoinHandle<()>>,
 }
@@ -118,9 +120,20 @@ impl Backend {
             access: access.clone(),
             socket: socket.into(),
         };
-        let thread =
-            thread::Builder::new().name("virtio-mem".into()).spawn(move || server.run())?;
-        Ok(Backend { device, signals, access, socket: socket.into(), thread: Some(thread) })
+        let panics = Arc::<Panics>::default();
+        let caught = Arc::clone(&panics);
+        let run = move || {
+            caught.catch(|| server.run());
+        };
+        let thread = Some(thread::Builder::new().name("virtio-mem".into()).spawn(run)?);
+        Ok(Backend { device, signals, access, panics, socket: socket.into(), thread })
+    }
+
+    /// Sets the function that is told of a panic in the device's thread, with the panic's text. The
+    /// device is not served any more then, and its driver waits: this process must end. A panic
+    /// that came before is told at once.
+    pub fn on_panic(&self, tell: impl Fn(String) + Send + Sync + 'static) {
+        self.panics.on_panic(tell);
     }
 
     /// Returns the device.
@@ -147,8 +160,9 @@ impl Backend {
 impl Drop for Backend {
     fn drop(&mut self) {
         self.signals.raise(&self.signals.stop);
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("{}: the device's thread has panicked", self.socket.display());
+        if let Some(thread) = self.thread.take() {
+            // A panic of that thread was caught.
+            let _ = thread.join();
         }
         if let Err(error) = fs::remove_file(&self.socket) {
             tracing::debug!("{}: {error}", self.socket.display());

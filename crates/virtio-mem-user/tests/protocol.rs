@@ -3,14 +3,16 @@
 mod driver;
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 
 use driver::front_end::FrontEnd;
 use driver::*;
+use ebb_units::FrameRange;
 use ebb_vhost::AllResident;
-use ebb_virtio_mem::{Options, Request, StateFile};
+use ebb_virtio_mem::{BlockMemory, Options, Request, StateFile};
 use ebb_virtio_mem_user::{Backend, Setup, StartError};
 use testkit::front_end::{DEADLINE, stream};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
@@ -195,6 +197,43 @@ fn a_new_front_end_is_signalled_at_once() {
     let bench = Bench::new(&driver.vm);
     FrontEnd::connect(&bench.socket(), &driver).wait();
     FrontEnd::connect(&bench.socket(), &driver).wait();
+}
+
+/// Memory of which no block can be plugged.
+struct Broken;
+
+impl BlockMemory for Broken {
+    fn plug(&mut self, _: FrameRange, _: bool) -> io::Result<()> {
+        panic!("on purpose")
+    }
+
+    fn unplug(&mut self, _: FrameRange) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_panic_of_the_devices_thread_is_told() {
+    let mut driver = Driver::new();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("state");
+    let (record, saved) = StateFile::open_or_create(&path, GEOMETRY).unwrap();
+    let setup = Setup {
+        saved,
+        options: Options::default(),
+        memory: Box::new(Broken),
+        record: Box::new(record),
+        dma: Arc::new(AllResident),
+    };
+    let socket = directory.path().join("socket");
+    let backend = Backend::start(&socket, setup).unwrap();
+    let (told, texts) = channel();
+    backend.on_panic(move |text| told.send(text).unwrap());
+    backend.device().request_bytes(BLOCK).unwrap();
+    let front_end = FrontEnd::connect(&socket, &driver);
+    driver.prepare(plug(0, 1));
+    front_end.kick();
+    assert_eq!(texts.recv_timeout(DEADLINE).as_deref(), Ok("on purpose"));
 }
 
 #[test]

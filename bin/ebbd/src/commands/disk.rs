@@ -12,6 +12,7 @@ use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::serve::disks;
+use crate::support::log;
 
 /// The name of the subcommand.
 pub const COMMAND: &str = "disk";
@@ -39,7 +40,7 @@ struct Arguments {
 /// The image or the socket cannot be used.
 pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     let arguments = Arguments::parse_from(["ebbd disk".to_owned()].into_iter().chain(words));
-    crate::support::log::to_stderr(None, None);
+    log::to_stderr(None, None);
     crate::support::privileges::of_device(true)?;
     let DiskRequest { path, dma, .. } = &arguments.image;
     ensure!(
@@ -51,12 +52,20 @@ pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     // No memory of this guest is reclaimed or evicted, and nobody observes what moves.
     let disk =
         Backend::start(&arguments.socket, image, Arc::new(AllResident), Arc::new(Nobody), options)?;
+    disk.on_panic(|why| end_failed(&why));
     tracing::info!("serving {} at {}", path.display(), arguments.socket.display());
     let signal = wait_end()?;
     let Counts { reads, writes, flushes, .. } = disk.counts();
     tracing::info!("ended by {signal:?} after {reads} reads, {writes} writes, {flushes} flushes");
     disk.stop();
     Ok(())
+}
+
+/// Ends this process, whose device is not served any more. Its driver waits for the next process.
+pub fn end_failed(why: &str) -> ! {
+    tracing::error!("its service failed: {why}");
+    log::end();
+    std::process::exit(1);
 }
 
 /// Waits for the signal to end.

@@ -15,6 +15,8 @@ use ebb_virtio_mem::{Device, FileMemory, Geometry, Options, StateFile};
 use ebb_virtio_mem_user::{Backend, Setup};
 use serde::Serialize;
 
+use super::disk;
+
 /// The name of the subcommand.
 pub const COMMAND: &str = "memory";
 
@@ -79,6 +81,7 @@ pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     crate::support::log::to_stderr(None, None);
     crate::support::privileges::of_device(false)?;
     let backend = start(&arguments)?;
+    backend.on_panic(|why| disk::end_failed(&why));
     if let Some(Bytes(bytes)) = arguments.requested
         && backend.device().sizes().requested_bytes == 0
     {
@@ -88,7 +91,7 @@ pub fn main(words: impl Iterator<Item = String>) -> anyhow::Result<()> {
     let device = backend.device().clone();
     // The thread ends with the process: nothing can end a read of a terminal.
     thread::Builder::new().name("input".into()).spawn(move || obey(&device))?;
-    let signal = crate::commands::disk::wait_end()?;
+    let signal = disk::wait_end()?;
     tracing::info!("{signal:?}: {}", report(backend.device()));
     backend.stop();
     Ok(())

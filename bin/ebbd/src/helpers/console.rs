@@ -151,8 +151,13 @@ fn begin(arguments: &Arguments) -> anyhow::Result<(UnixStream, UnixListener)> {
 fn note(path: &Path) {
     let (mut log, mut bytes) = (BoundedLog::open(path), [0; 4096]);
     let mut input = io::stdin().lock();
-    while let Ok(length @ 1..) = input.read(&mut bytes) {
-        log.write(&bytes[..length]);
+    loop {
+        match input.read(&mut bytes) {
+            // QEMU would wait at a pipe that nobody reads.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Ok(length @ 1..) => log.write(&bytes[..length]),
+            _ => return,
+        }
     }
 }
 

@@ -21,6 +21,9 @@ use crate::model::times::Times;
 use crate::support::life::{Identity, Life};
 use crate::support::privileges::want_of_descriptors;
 
+/// A recovery takes milliseconds, unless its process has to wait.
+const RECOVERY_LONG: Duration = Duration::from_secs(60);
+
 /// What is known of one VM of this daemon. It tells of changes among the daemon's events.
 pub struct Listing {
     name: VmName,
@@ -92,13 +95,26 @@ impl Known {
         is_piloted && (again >= MISSED_BYTES || now.limit.waits)
     }
 
+    /// Why it is at its stage.
+    fn reason(&self) -> Option<String> {
+        let since = self.heard.elapsed();
+        match &self.stage {
+            Stage::Recovering if since >= RECOVERY_LONG => Some(format!(
+                "an earlier process managed it; the next one has been recovering it for {} s, and \
+                 waits for a disk or for the lock of an image, or hangs",
+                since.as_secs()
+            )),
+            stage => stage.reason(),
+        }
+    }
+
     /// Its line in the list.
     fn summary(&self) -> VmSummary {
         let age = self.at.map(|at| at.elapsed());
         let slow = age.and_then(slow);
         VmSummary {
             state: self.stage.state(),
-            state_reason: self.stage.reason().or(slow).or(self.summary.state_reason.clone()),
+            state_reason: self.reason().or(slow).or(self.summary.state_reason.clone()),
             age_ms: age.map(millis),
             ..self.summary.clone()
         }
@@ -290,7 +306,7 @@ impl Listing {
                 "{} is {}: {}",
                 known.summary.name,
                 stage.words(),
-                stage.reason().unwrap_or_default()
+                known.reason().unwrap_or_default()
             ))),
         }
     }
@@ -348,7 +364,7 @@ impl Listing {
         let age = at.elapsed();
         Ok(VmStatus {
             state: known.stage.state(),
-            state_reason: known.stage.reason().or_else(|| slow(age)),
+            state_reason: known.reason().or_else(|| slow(age)),
             age_ms: millis(age),
             ..(**status).clone()
         })
@@ -432,6 +448,19 @@ mod tests {
         let later = Instant::now() + Duration::from_secs(30);
         let reason = Stage::NotRecovered("it broke".into(), later).reason().unwrap();
         assert_eq!(reason, "it broke; tried again in 30 s");
+    }
+
+    #[test]
+    fn a_recovery_that_takes_long_is_said_to() {
+        let home = tempfile::tempdir().unwrap();
+        let daemon = testing::daemon(home.path(), SwapDir::new(home.path(), None).unwrap());
+        testing::publish(&daemon, "web", testing::status(), None);
+        let web = daemon.listed(&"web".parse().unwrap()).unwrap();
+        web.set(Stage::Recovering);
+        let reason = || web.summary().state_reason.unwrap();
+        assert_eq!(reason(), "an earlier process managed it");
+        web.known().heard = Instant::now().checked_sub(RECOVERY_LONG).unwrap();
+        assert!(reason().contains(" s, and waits for a disk"), "{}", reason());
     }
 
     #[tokio::test]

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use tokio::time::{sleep, timeout};
 
 use super::apart::{apart, apart_or_log};
 use super::events::News;
+use super::lasting::lasting;
 use super::link::{self, LinkError};
 use super::listing::{Listing, Stage};
 use super::registry::Daemon;
@@ -32,9 +34,12 @@ const PAUSE_MOST: Duration = Duration::from_secs(60);
 const GOOD_TIME: Duration = Duration::from_secs(30);
 /// Longest wait for figures. The process answers within 5 s, with new figures or none.
 const FIGURES_LIMIT: Duration = Duration::from_secs(15);
+/// Time after which the log says again that a VM is still being recovered.
+const TELL_EVERY: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Keeps one VM served.
+#[derive(Clone)]
 pub struct Supervisor {
     name: VmName,
     directory: PathBuf,
@@ -61,7 +66,7 @@ impl Supervisor {
     /// Begins with the process that manages the VM already, if there is one.
     pub fn begin(self, process: Option<VmProcess>) {
         self.list(if process.is_some() { Stage::Managed } else { Stage::Recovering });
-        tokio::spawn(self.run(process));
+        tokio::spawn(self.last(process));
     }
 
     /// Begins with the next process, once this one has ended, which was killed on purpose.
@@ -69,7 +74,7 @@ impl Supervisor {
         self.list(Stage::Recovering);
         tokio::spawn(async move {
             process.ended(&self.name).await;
-            self.run(None).await;
+            self.last(None).await;
         });
     }
 
@@ -78,6 +83,12 @@ impl Supervisor {
         if let Ok(Some(record)) = Record::load(&self.directory) {
             self.daemon.listing(&self.name, &record, stage);
         }
+    }
+
+    /// Supervises the VM to its end. If this panics, it begins anew, with the process that it finds.
+    async fn last(self, mut process: Option<VmProcess>) {
+        let what = format!("{}: its supervisor", self.name);
+        lasting(what, || self.clone().run(process.take())).await;
     }
 
     async fn run(self, mut process: Option<VmProcess>) {
@@ -121,7 +132,10 @@ impl Supervisor {
         // The service does not end because the record cannot be read now.
         let listing = self.listing().ok().flatten();
         let following = listing.map(|listing| {
-            tokio::spawn(follow(self.daemon.clone(), self.directory.clone(), listing))
+            let what = format!("{}: whoever reads its figures", self.name);
+            let (daemon, directory) = (self.daemon.clone(), self.directory.clone());
+            let make = move || follow(daemon.clone(), directory.clone(), Arc::clone(&listing));
+            tokio::spawn(lasting(what, make))
         });
         let how = process.ended(&self.name).await;
         following.into_iter().for_each(|task| task.abort());
@@ -141,7 +155,7 @@ impl Supervisor {
             return Ok(Ok(process));
         }
         let task = self.daemon.task(&self.name, Work::Recover);
-        let (process, result) = VmProcess::start(task, follows).await?;
+        let (process, result) = self.patiently(VmProcess::start(task, follows)).await?;
         Ok(match result {
             TaskResult::Managed => {
                 listing.set(Stage::Managed);
@@ -156,6 +170,23 @@ impl Supervisor {
                 Err(Served::Failed(why.to_string()))
             }
         })
+    }
+
+    /// Waits for a process that recovers the VM, however long it takes: its guest waits, too.
+    async fn patiently<T>(&self, recovering: impl Future<Output = T>) -> T {
+        let began = Instant::now();
+        let mut recovering = pin!(recovering);
+        loop {
+            if let Ok(done) = timeout(TELL_EVERY, &mut recovering).await {
+                return done;
+            }
+            tracing::warn!(
+                "{}: the next process has been recovering it for {} s, and waits for a disk or for \
+                 the lock of an image, or hangs",
+                self.name,
+                began.elapsed().as_secs()
+            );
+        }
     }
 
     /// The listing of the VM, if the VM is on record.

@@ -38,6 +38,9 @@ use crate::vm::ready::Ready;
 use crate::vm::recover::{NotRecovered, recover};
 use crate::vm::{detach, devices, passed_through};
 
+/// What processes beside QEMU are for.
+const BESIDE: &str = "which has its console or connects one of its memory devices";
+
 /// A VM whose faults are served.
 pub struct Begun {
     /// What its worker begins with.
@@ -222,7 +225,7 @@ fn serve_devices(
     let shared = disks::share(&images, &request.disks, request.max_bytes());
     let shared = shared.map_err(failed("a random key"))?;
     let serving = as_vm_thread(|| {
-        let disks = Disks::start(images, &shared, directory, request.cpus);
+        let disks = Disks::start(images, &shared, (&request.name, directory), request.cpus);
         let disks = disks.map_err(failed("its disks"))?;
         let devices = Growth::start(records, directory, None);
         Answer::Ok((disks, devices.map_err(failed("its memory devices"))?))
@@ -240,9 +243,13 @@ fn release(
 ) -> Option<JoinHandle<()>> {
     let mut qemu = None;
     for child in children {
-        let is_qemu = child.pid() == Some(pid);
+        let (its_pid, is_qemu) = (child.pid().unwrap_or_default(), child.pid() == Some(pid));
         let (name, at) = (name.clone(), directory.to_owned());
         let noting = child.release(move |ended| {
+            // They end by themselves once QEMU has ended.
+            if !is_qemu && !ended.success() {
+                tracing::warn!("process {its_pid} beside QEMU, {BESIDE}, has ended: {ended}");
+            }
             let why = confine::ended_badly(pid, ended, filters).filter(|_| is_qemu);
             if let Some(why) = why {
                 tracing::error!("{why}");

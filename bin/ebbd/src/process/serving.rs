@@ -25,12 +25,11 @@ use crate::rest::http;
 use crate::rest::vm_server::{self, Vm};
 use crate::rest::works::Works;
 use crate::support::state_file::remove_if_there;
-use crate::support::{log, private_socket, privileges};
+use crate::support::{private_socket, privileges};
 use crate::system::calibration::Calibrated;
 use crate::system::last_words;
 use crate::vm::publisher::Publisher;
 use crate::vm::ready::Ready;
-use crate::vm::worker::Outcome;
 
 /// Descriptors to spare: one for `ebbd`, which waits for figures, two for requests, and some for
 /// what the VM's worker opens at times. With fewer, a VM would be managed by a process that answers
@@ -144,22 +143,16 @@ struct WorkerStart {
 fn work(start: &Receiver<WorkerStart>, directory: &Path) {
     let Ok(WorkerStart { ready, calibrated, publisher, ended }) = start.recv() else { return };
     let run = AssertUnwindSafe(|| ready.run(calibrated, publisher));
-    let why = match catch_unwind(run) {
-        Ok(Outcome::Ended(farewell)) => {
+    match catch_unwind(run) {
+        Ok(farewell) => {
             if let Some((to, report)) = farewell {
                 drop(to.send(Ok(report)));
             }
             // If this fails, nobody listens any more.
             let _ = ended.send(());
-            return;
         }
-        Ok(Outcome::Panicked(why)) => why,
-        Err(panic) => panic_text(&*panic),
-    };
-    last_words::leave(directory, &format!("its service failed: {why}"));
-    log::end();
-    // Ends as if it were killed: nothing that is half done goes on.
-    std::process::exit(1);
+        Err(panic) => last_words::end_process(directory, &panic_text(&*panic)),
+    }
 }
 
 /// Waits until QEMU's end is noted, if QEMU has ended.

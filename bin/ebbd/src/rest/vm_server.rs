@@ -2,7 +2,6 @@
 //! VM as `ebbd` has them, and those that only `ebbd` uses.
 
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use axum::extract::{Path, State};
@@ -32,7 +31,7 @@ use crate::model::vm_routes::{
     POOL_LIMIT, POOL_SHARE, WORK,
 };
 use crate::model::work::{WorkProgress, WorkQuery};
-use crate::vm::context::mailbox::{Command, Which};
+use crate::vm::context::mailbox::{Command, Inlet, NotTaken, Which};
 use crate::vm::publisher::LatestFigures;
 use crate::vm::ready::{Detaching, Progress, Watching, YetToReturn};
 
@@ -58,7 +57,7 @@ pub struct Vm {
     /// Its name.
     pub name: VmName,
     /// Where its worker takes commands.
-    pub commands: Sender<Command>,
+    pub commands: Inlet,
     /// Counts what its worker does.
     pub progress: Progress,
     /// Tells how far a detach is.
@@ -117,8 +116,8 @@ impl Vm {
         question: impl FnOnce(oneshot::Sender<Answer<T>>) -> Command,
     ) -> Answer<T> {
         let ((ready, heard), (to, answer)) = (oneshot::channel(), oneshot::channel());
-        self.commands.send(Command::Ready(ready)).map_err(|_| self.ends())?;
-        self.commands.send(question(to)).map_err(|_| self.ends())?;
+        self.commands.put(Command::Ready(ready)).map_err(|why| self.not_taken(why))?;
+        self.commands.put(question(to)).map_err(|why| self.not_taken(why))?;
         let Ok(heard) = timeout(PATIENCE, heard).await else {
             return Err(ApiError::Unavailable(format!(
                 "{} is busy, or QEMU does not answer: nothing was done, try again in a while",
@@ -157,10 +156,22 @@ impl Vm {
         ApiError::Over(format!("{} has just ended, or was detached", self.name))
     }
 
+    /// The API error about a request that the worker does not get.
+    fn not_taken(&self, why: NotTaken) -> ApiError {
+        match why {
+            NotTaken::Ended => self.ends(),
+            NotTaken::Full => ApiError::Unavailable(format!(
+                "{} is busy, and too many requests wait for it: nothing was done, try again in a \
+                 while",
+                self.name
+            )),
+        }
+    }
+
     /// The worker's current status; none: the worker is slow to answer.
     async fn now(&self, counts: bool, patience: Duration) -> Option<VmStatus> {
         let (to, answer) = oneshot::channel();
-        self.commands.send(Command::Status(counts, to)).ok()?;
+        self.commands.put(Command::Status(counts, to)).ok()?;
         timeout(patience, answer).await.ok()?.ok()?.ok()
     }
 
@@ -350,12 +361,12 @@ async fn figures(State(vm): VmState, Asked(Since { after, watch }): Asked<Since>
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
-    use std::sync::mpsc::channel;
 
     use ebb_api::ErrorCode;
 
     use super::*;
     use crate::rest::testing::Served;
+    use crate::vm::context::mailbox::Mailbox;
     use crate::vm::publisher::Publisher;
 
     const SOON: Duration = Duration::from_millis(1);
@@ -363,7 +374,7 @@ mod tests {
     /// A VM whose worker makes this progress. Its mailbox has no reader.
     fn vm(progress: impl Fn() -> u64 + Send + Sync + 'static) -> Vm {
         let name = "web".parse().expect("a name");
-        let (commands, _) = channel();
+        let commands = Mailbox::new().0.inlet();
         let detaching: Detaching = Box::new(|| None);
         let watching: Watching = Box::new(|_| ());
         let (progress, latest) = (Box::new(progress), Publisher::new().1);

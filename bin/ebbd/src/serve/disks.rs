@@ -6,12 +6,14 @@ use std::iter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ebb_api::{DiskCounts, DiskFormat, DiskRequest, DmaMode};
+use ebb_api::{DiskCounts, DiskFormat, DiskRequest, DmaMode, VmName};
 use ebb_block::{Backend, Image, OpenError, Options, StartError};
 use ebb_served::{Port, SharedDisks};
 use ebb_vm::handed;
 
 use crate::model::served::ImageRecord;
+use crate::support::failpoint;
+use crate::system::last_words;
 
 const QUEUES_MAX: u32 = 4;
 
@@ -78,20 +80,27 @@ pub struct Disks {
 }
 
 impl Disks {
-    /// Begins to serve the images.
+    /// Begins to serve the images of the VM `name`. This process ends if a thread that serves one
+    /// panics: the guest would wait for its disk.
     ///
     /// # Errors
     /// A socket cannot be made.
     pub fn start(
         images: Vec<Image>,
         shared: &Arc<SharedDisks>,
-        directory: &Path,
+        (name, directory): (&VmName, &Path),
         cpus: u32,
     ) -> Result<Disks, StartError> {
         let options = Options { queues: queues(cpus), ..Options::default() };
         let start = |(index, (image, port)): (usize, (Image, Arc<Port>))| {
-            let socket = socket(directory, index);
-            let backend = Backend::start(&socket, image, port.clone(), port, options)?;
+            let (socket, path) = (socket(directory, index), image.path().to_owned());
+            let observer = failpoint::observer(port.clone(), name);
+            let backend = Backend::start(&socket, image, port, observer, options)?;
+            let directory = directory.to_owned();
+            backend.on_panic(move |why| {
+                let why = format!("its disk {}: {why}", path.display());
+                last_words::end_process(&directory, &why)
+            });
             // If QEMU connected too early, it tries again.
             handed::admit(&socket).map_err(StartError::Host)?;
             Ok(backend)

@@ -22,6 +22,7 @@ use ebb_vm::launch::{self, Served, growth_start};
 
 use crate::helpers::relay;
 use crate::model::served::GrowthRecord;
+use crate::system::last_words;
 
 /// QEMU's generic vhost-user device. Before QEMU 11 it has none that a user may add.
 const GENERIC_DEVICE: &str = "vhost-user-test-device-pci";
@@ -108,7 +109,8 @@ impl Growth {
     }
 
     /// Serves the devices: of a VM that is about to be started, whose memory is all a hole, or of a
-    /// VM that is being recovered, with its pager.
+    /// VM that is being recovered, with its pager. This process ends if a thread that serves one
+    /// panics: the guest would wait for its device.
     ///
     /// # Errors
     /// A socket, or the state file of a device, cannot be used.
@@ -131,7 +133,13 @@ impl Growth {
                 record: Box::new(state),
                 dma: link.dma.clone(),
             };
-            anyhow::Ok(Backend::start(&device_socket(directory, usize::from(node)), setup)?)
+            let backend = Backend::start(&device_socket(directory, usize::from(node)), setup)?;
+            let directory = directory.to_owned();
+            backend.on_panic(move |why| {
+                let why = format!("its memory device of node {node}: {why}");
+                last_words::end_process(&directory, &why)
+            });
+            anyhow::Ok(backend)
         };
         let backends = (0..).zip(records).map(start).collect::<Result<Vec<_>, _>>()?;
         let guards = backends.iter().map(|backend| Arc::clone(backend.device().guard()));

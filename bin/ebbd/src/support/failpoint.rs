@@ -2,9 +2,10 @@
 //! that name fails once, when it comes to this place for the COUNTth time. Several of these are
 //! separated by commas.
 //!
-//! A panic happens at two places:
+//! A panic happens at three places:
 //! - `tick`: the worker's tick.
 //! - `map`: a frame has its memory, and its word does not say so yet.
+//! - `write`: a request is about to overwrite blocks of a disk that Ebb serves.
 //!
 //! An error happens at four places:
 //! - `attach`: a VM that begins to be managed is watched, and its record does not say so yet.
@@ -24,15 +25,17 @@
 //! The process ends at one place:
 //! - `begin`: a VM that begins to be managed has a userfaultfd, and nothing is watched yet.
 //!
-//! Without the variable, `map` and `unmap` do not exist, and each other place costs one look at a
-//! constant.
+//! Without the variable, `map`, `unmap` and `write` do not exist, and each other place costs one
+//! look at a constant.
 
 use std::io;
-use std::sync::LazyLock;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use ebb_api::VmName;
+use ebb_block::{Block, Direction, Observer};
 use ebb_pager::IoMapping;
 use ebb_units::{FrameRange, Gfn};
 
@@ -162,5 +165,33 @@ impl IoMapping for Failing {
 
     fn any(&self) -> bool {
         self.devices.any()
+    }
+}
+
+/// The observer of a disk of this VM, with the place `write` in it if that is wanted.
+pub fn observer(observer: Arc<dyn Observer>, vm: &VmName) -> Arc<dyn Observer> {
+    match wanted("write", vm) {
+        None => observer,
+        Some(wanted) => Arc::new(FailingDisk { observer, wanted }),
+    }
+}
+
+struct FailingDisk {
+    observer: Arc<dyn Observer>,
+    wanted: &'static Wanted,
+}
+
+impl Observer for FailingDisk {
+    fn wants_content(&self) -> bool {
+        self.observer.wants_content()
+    }
+
+    fn before_overwrite(&self, blocks: Range<u64>) -> io::Result<()> {
+        count(self.wanted);
+        self.observer.before_overwrite(blocks)
+    }
+
+    fn moved(&self, block: u64, gfn: Gfn, content: &Block, direction: Direction) {
+        self.observer.moved(block, gfn, content, direction);
     }
 }

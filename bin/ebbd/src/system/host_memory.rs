@@ -2,6 +2,8 @@
 //! judged by.
 
 use std::future::pending;
+use std::io::PipeWriter;
+use std::os::fd::AsFd;
 use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -48,6 +50,8 @@ pub struct HostReader {
     stalls: Option<Stalls>,
     /// None: the kernel gave no trigger.
     follower: Option<Arc<Follower>>,
+    /// The thread that waits for the trigger ends once this is closed.
+    _ending: Option<PipeWriter>,
     /// How the kernel lets PSI be seen, in words.
     psi: String,
 }
@@ -69,14 +73,15 @@ impl HostReader {
             Some((_, access)) => access.to_string(),
             None => "PSI is not looked at (--pressure-stall 0)".into(),
         };
-        let (stalls, follower) = match access {
-            None | Some((_, Access::None(_))) => (None, None),
-            Some((percent, Access::Reading(_))) => (Some(Stalls::new(percent)), None),
+        let (stalls, follower, ending) = match access {
+            None | Some((_, Access::None(_))) => (None, None, None),
+            Some((percent, Access::Reading(_))) => (Some(Stalls::new(percent)), None, None),
             Some((percent, Access::Trigger(trigger))) => {
-                (Some(Stalls::new(percent)), Some(follow(trigger)))
+                let (follower, ending) = follow(trigger);
+                (Some(Stalls::new(percent)), Some(follower), ending)
             }
         };
-        HostReader { groups: VmGroups::find(), stalls, follower, psi }
+        HostReader { groups: VmGroups::find(), stalls, follower, _ending: ending, psi }
     }
 
     /// By what it sees pressure now, in words.
@@ -111,24 +116,29 @@ impl HostReader {
 }
 
 /// Waits for the trigger in a thread of its own: the runtime would wait for such a file only by
-/// unsafe calls. Without the thread, nobody wakes the reader, and it reads all the same.
-fn follow(trigger: Trigger) -> Arc<Follower> {
+/// unsafe calls. Without the thread, nobody wakes the reader, and it reads all the same. The thread
+/// ends once what is returned beside the follower is dropped.
+fn follow(trigger: Trigger) -> (Arc<Follower>, Option<PipeWriter>) {
     let follower = Arc::new(Follower::default());
     let followed = Arc::clone(&follower);
-    let wait = move || {
-        let error = loop {
-            match trigger.wait() {
-                Ok(()) => followed.fired.notify_one(),
-                Err(error) => break error,
-            }
+    let started = io::pipe().and_then(|(end, ending)| {
+        let wait = move || {
+            let error = loop {
+                match trigger.wait(end.as_fd()) {
+                    Ok(true) => followed.fired.notify_one(),
+                    Ok(false) => return,
+                    Err(error) => break error,
+                }
+            };
+            followed.end(format!("the kernel has ended its trigger: {error}"));
         };
-        followed.end(format!("the kernel has ended its trigger: {error}"));
-    };
-    let thread = thread::Builder::new().name("host pressure".into()).stack_size(STACK_BYTES);
-    if let Err(error) = thread.spawn(wait) {
+        let thread = thread::Builder::new().name("host pressure".into()).stack_size(STACK_BYTES);
+        thread.spawn(wait).map(|_| ending)
+    });
+    if let Err(error) = &started {
         follower.end(format!("no thread waits for its trigger: {error}"));
     }
-    follower
+    (follower, started.ok())
 }
 
 impl Follower {
@@ -211,11 +221,24 @@ mod tests {
             groups: VmGroups::find(),
             stalls: None,
             follower: Some(Arc::clone(&follower)),
+            _ending: None,
             psi: "PSI by a trigger".into(),
         };
         assert_eq!(reader.seen_by(), "available memory each second; PSI by a trigger");
         follower.end("gone".into());
         assert_eq!(reader.seen_by(), "available memory each second; PSI by reading it (gone)");
+    }
+
+    /// The pilot opens a reader each time that it is turned on.
+    #[test]
+    fn a_reader_that_is_dropped_leaves_no_thread() {
+        let reader = HostReader::open(Some(50));
+        let Some(follower) = reader.follower.as_ref().map(Arc::downgrade) else {
+            eprintln!("SKIPPED a_reader_that_is_dropped_leaves_no_thread: {}", reader.seen_by());
+            return;
+        };
+        drop(reader);
+        testkit::until("the thread to end", || (follower.strong_count() == 0).then_some(()));
     }
 
     #[test]

@@ -4,6 +4,9 @@
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::process;
+
+use crate::support::log;
 
 const FILE: &str = "last-words";
 const MOST_BYTES: usize = 4096;
@@ -15,6 +18,14 @@ pub fn leave(directory: &Path, words: &str) {
     if let Err(error) = fs::write(directory.join(FILE), &words[..end]) {
         tracing::warn!("{}: its last words: {error}", directory.display());
     }
+}
+
+/// Leaves the last words of a VM's process whose service failed, and ends it as if it were killed:
+/// nothing that is half done goes on. The next process recovers the VM.
+pub fn end_process(directory: &Path, why: &str) -> ! {
+    leave(directory, &format!("its service failed: {why}"));
+    log::end();
+    process::exit(1);
 }
 
 /// Reads and removes the last words; none: there are none.

@@ -21,6 +21,7 @@ use ebb_pager::Evicted;
 use ebb_reclaim::limit::is_no_room;
 use ebb_reclaim::limit::limiter::Limiter;
 use ebb_reclaim::limit::marks::{Left, Marks, floor_bytes};
+use ebb_units::Gfn;
 use ebb_vm::pinning::pinning;
 
 use self::conditions::may_limit;
@@ -286,8 +287,8 @@ impl Limit {
     /// Returns why the limit is not kept, or why the guest waits for evicted content.
     /// `why_stopped`: why the guest is stopped because of devices.
     pub fn why_not_kept(&self, cx: &VmContext, why_stopped: Option<String>) -> Option<String> {
-        let reading = cx.pager.faults().failure();
-        { reading.map(|error| explain_to(cx, Attempt::Load, &error)) }
+        why_not_read(cx)
+            .map(|(why, _)| why)
             .or(why_stopped)
             .or_else(|| self.failure.as_ref().map(|failure| failure.why().into()))
             .or_else(|| self.stuck.clone())
@@ -345,6 +346,12 @@ impl Limit {
     pub fn note_mapped(&mut self, cx: &VmContext) -> io::Result<()> {
         self.limiter.as_mut().map_or(Ok(()), |limiter| limiter.note_mapped(&cx.pager))
     }
+}
+
+/// Returns why the guest waits for evicted content, and for which frame; `None`: it does not.
+pub fn why_not_read(cx: &VmContext) -> Option<(String, Gfn)> {
+    let (error, gfn) = cx.pager.faults().failed()?;
+    Some((explain_to(cx, Attempt::Load, &error), gfn))
 }
 
 /// Has faults wait a little above the high mark of the limit on record. To be called before the

@@ -5,17 +5,18 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::Receiver;
 
 use ebb_units::FRAME_BYTES;
 
 use super::context::VmContext;
-use super::context::mailbox::Command;
+use super::context::mailbox::{Command, Inlet};
 use super::context::service::FaultService;
 use super::limit;
 use super::publisher::Publisher;
-use super::worker::{Outcome, Worker};
+use super::worker::{Farewell, Worker};
 use crate::system::calibration::Calibrated;
+use crate::system::last_words;
 
 /// Counts what a worker does: commands and ticks that it begins, and the batches of long work.
 pub type Progress = Box<dyn Fn() -> u64 + Send + Sync>;
@@ -49,8 +50,9 @@ impl Ready {
     pub fn new(
         (mut cx, commands): (VmContext, Receiver<Command>),
     ) -> Result<Ready, (io::Error, Box<VmContext>)> {
-        let mailbox = cx.mailbox.clone();
-        cx.pager.on_panic(move |why| mailbox.put(Command::Panicked(why)));
+        let directory = cx.record.directory().to_owned();
+        // The worker may be busy for long, and until then a guest would wait.
+        cx.pager.on_panic(move |why| last_words::end_process(&directory, &why));
         limit::slow_faults(&cx);
         let vmm = cx.process.as_fd().try_clone_to_owned();
         match vmm.and_then(|vmm| FaultService::start(&cx.pager, vmm, &cx.mailbox)) {
@@ -61,9 +63,9 @@ impl Ready {
         Ok(Ready { cx, commands })
     }
 
-    /// Returns where commands go.
-    pub fn commands(&self) -> Sender<Command> {
-        self.cx.mailbox.sender()
+    /// Returns where commands of clients go.
+    pub fn commands(&self) -> Inlet {
+        self.cx.mailbox.inlet()
     }
 
     /// Returns a count of what the worker does. It stands still only while the worker does.
@@ -90,8 +92,8 @@ impl Ready {
         Box::new(move |is_watched| mailbox.note_watched(is_watched))
     }
 
-    /// Runs the worker until the VM is not managed any more.
-    pub fn run(self, calibrated: Arc<Calibrated>, publisher: Publisher) -> Outcome {
+    /// Runs the worker until the VM is not managed any more. Returns what is to be said then.
+    pub fn run(self, calibrated: Arc<Calibrated>, publisher: Publisher) -> Option<Farewell> {
         let Ready { cx, commands } = self;
         Worker::new(cx, calibrated, publisher).run(&commands)
     }

@@ -127,7 +127,7 @@ fn recover_process(
     shared.serve_with(&pager);
     small_pages::mind(&pager, &process, &record);
     let (disks, growth) = as_vm_thread(|| {
-        let disks = Disks::start(images, &shared, directory, record.cpus);
+        let disks = Disks::start(images, &shared, (&record.name, directory), record.cpus);
         let growth = Growth::start(&record.growth, directory, Some(&pager));
         io::Result::Ok((disks.map_err(io::Error::other)?, growth.map_err(io::Error::other)?))
     })??;

@@ -11,14 +11,14 @@ use ebb_api::{
 use ebb_inspect::FrameCounts;
 use ebb_pager::Pager;
 use ebb_store::StoreUsage;
-use ebb_units::{Bytes, FRAME_BYTES};
+use ebb_units::{Bytes, FRAME_BYTES, Gfn};
 
 use super::context::LEAVING;
 use super::context::VmContext;
 use super::context::kernel::Kernel;
 use super::devices::Devices;
 use super::hyperalloc::SharedAllocator;
-use super::limit::{Limit, in_flight};
+use super::limit::{Limit, in_flight, why_not_read};
 use super::parts::{self, Counted};
 use super::reclaim::Reclaim;
 use super::resize::Resize;
@@ -232,6 +232,7 @@ fn warnings(knowing: &Knowing<'_>) -> Vec<String> {
     let record = &cx.record;
     let mut all = Vec::new();
     all.extend(trust.why_stopped());
+    all.extend(why_not_read(cx).map(|(why, gfn)| not_read(&why, gfn)));
     all.extend(record.leaving.map(|_| format!("{LEAVING}; `ebb detach` tries again")));
     all.extend(of_backing(cx));
     let most_bytes = record.limit_bytes.unwrap_or(u64::MAX).min(cx.memory_bytes());
@@ -257,6 +258,14 @@ fn warnings(knowing: &Knowing<'_>) -> Vec<String> {
     let unheard = cx.qmp.why_unheard();
     all.extend(unheard.map(|why| format!("{why}: resets go unnoticed, so nothing is reclaimed")));
     all
+}
+
+/// The warning of a guest that waits for memory that cannot be brought back.
+fn not_read(why: &str, gfn: Gfn) -> String {
+    format!(
+        "its guest waits for its memory at {:#x}, which cannot be brought back: {why}",
+        gfn.gpa().0
+    )
 }
 
 /// The warning of a swap file that was removed.

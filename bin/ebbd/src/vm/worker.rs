@@ -46,15 +46,8 @@ const PUBLISH_EVERY: Duration = Duration::from_secs(1);
 /// Shortest time between two publications because the guest misses evicted memory.
 const PUBLISH_AGAIN: Duration = Duration::from_millis(150);
 
-/// Why a worker ended.
-pub enum Outcome {
-    /// The VM is not managed any more. The farewell is to be said once everybody knows that.
-    Ended(Option<Farewell>),
-    /// A thread of this VM panicked, and has said so.
-    Panicked(String),
-}
-
-/// Whoever waits to hear that the VM was detached, and the report for them.
+/// Whoever waits to hear that the VM was detached, and the report for them. It is to be said once
+/// everybody knows that the VM is not managed any more.
 pub type Farewell = (oneshot::Sender<Answer<DetachReport>>, DetachReport);
 
 /// All that the worker's thread owns.
@@ -81,7 +74,8 @@ pub struct Worker {
 
 enum Next {
     Go,
-    End(Outcome),
+    /// The VM is not managed any more.
+    End(Option<Farewell>),
 }
 
 impl Worker {
@@ -108,7 +102,7 @@ impl Worker {
     }
 
     /// Runs until the VM is not managed any more.
-    pub(super) fn run(mut self, commands: &Receiver<Command>) -> Outcome {
+    pub(super) fn run(mut self, commands: &Receiver<Command>) -> Option<Farewell> {
         self.publish();
         self.look_at_devices();
         self.begin();
@@ -133,10 +127,10 @@ impl Worker {
                     due = Instant::now() + TICK;
                     next
                 }
-                Err(RecvTimeoutError::Disconnected) => Next::End(Outcome::Ended(None)),
+                Err(RecvTimeoutError::Disconnected) => Next::End(None),
             };
-            if let Next::End(outcome) = next {
-                return outcome;
+            if let Next::End(farewell) = next {
+                return farewell;
             }
             if self.is_publication_due() {
                 self.publish();
@@ -267,7 +261,7 @@ impl Worker {
         }
         self.cx.service = None;
         detach::remove_detached(&self.cx.record, self.cx.record.directory());
-        Next::End(Outcome::Ended(None))
+        Next::End(None)
     }
 
     /// Handles a VMM that is said to have ended, or whose faults cannot be read.
@@ -291,6 +285,6 @@ impl Worker {
         if let Err(error) = detach::remove_ended(&self.cx, &dead) {
             tracing::error!("{error}");
         }
-        Next::End(Outcome::Ended(None))
+        Next::End(None)
     }
 }

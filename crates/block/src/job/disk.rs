@@ -4,6 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
+use ebb_sys::panics::Panics;
 use ebb_units::FRAME_BYTES;
 use ebb_vhost::Dma;
 
@@ -26,6 +27,8 @@ pub(crate) struct Disk {
     pub(crate) config: Config,
     pub(crate) locks: Arc<BlockLocks>,
     pub(crate) counters: Arc<Counters>,
+    /// Panics of the threads that serve the disk.
+    pub(crate) panics: Panics,
 }
 
 impl Disk {

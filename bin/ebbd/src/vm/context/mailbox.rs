@@ -1,7 +1,7 @@
 //! What a VM's worker is asked to do, and where.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,6 +22,8 @@ use crate::model::share::Share;
 /// The pilot's wish to know what the guest needs holds for this long: it is said anew with each
 /// question for figures, which comes at least every few seconds.
 const WATCHED_FOR: Duration = Duration::from_secs(30);
+/// Most commands of clients that wait. A worker that hangs takes none, and clients ask again.
+const WAITING_MOST: usize = 1024;
 
 /// Which free memory to reclaim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,8 +76,6 @@ pub enum Command {
     Detach(oneshot::Sender<Answer<DetachReport>>),
     /// The VMM ended, or its faults cannot be read: why.
     FaultsEnded(std::io::Result<()>),
-    /// A thread of this VM panicked, and has said so.
-    Panicked(String),
 }
 
 impl Command {
@@ -101,9 +101,38 @@ impl Command {
             Command::Pressure
             | Command::Violation
             | Command::Allow(..)
-            | Command::FaultsEnded(_)
-            | Command::Panicked(_) => false,
+            | Command::FaultsEnded(_) => false,
         }
+    }
+}
+
+/// Why a command of a client is not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NotTaken {
+    /// The worker has ended.
+    Ended,
+    /// Too many wait already.
+    Full,
+}
+
+/// The clients' way into a worker's mailbox.
+#[derive(Clone)]
+pub struct Inlet {
+    to: Sender<Command>,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl Inlet {
+    /// Puts a command in.
+    ///
+    /// # Errors
+    /// [`NotTaken`]. Nothing is done then.
+    pub fn put(&self, command: Command) -> Result<(), NotTaken> {
+        if self.waiting.load(Relaxed) >= WAITING_MOST {
+            return Err(NotTaken::Full);
+        }
+        self.waiting.fetch_add(1, Relaxed);
+        self.to.send(command).map_err(|_| NotTaken::Ended)
     }
 }
 
@@ -111,6 +140,8 @@ impl Command {
 #[derive(Clone)]
 pub struct Mailbox {
     to: Sender<Command>,
+    /// Commands that the worker has not taken yet.
+    waiting: Arc<AtomicUsize>,
     /// Pressure was reported, and the worker has not looked at it yet.
     is_pressed: Arc<AtomicBool>,
     /// Commands and ticks that the worker has begun.
@@ -125,19 +156,26 @@ impl Mailbox {
     /// Returns an empty mailbox, and the receiver of its commands.
     pub fn new() -> (Mailbox, Receiver<Command>) {
         let (to, commands) = channel();
-        let (is_pressed, begun) = (Arc::default(), Arc::default());
+        let (waiting, is_pressed, begun) = (Arc::default(), Arc::default(), Arc::default());
         let (is_detaching, watched) = (Arc::default(), Arc::default());
-        (Mailbox { to, is_pressed, begun, is_detaching, watched }, commands)
+        (Mailbox { to, waiting, is_pressed, begun, is_detaching, watched }, commands)
     }
 
-    /// Returns where commands go.
-    pub fn sender(&self) -> Sender<Command> {
-        self.to.clone()
+    /// Returns where commands of clients go.
+    pub fn inlet(&self) -> Inlet {
+        Inlet { to: self.to.clone(), waiting: Arc::clone(&self.waiting) }
     }
 
-    /// Puts a command in. A worker that has ended obeys none.
+    /// Puts a command of this process's own in. A worker that has ended obeys none.
     pub fn put(&self, command: Command) {
+        self.waiting.fetch_add(1, Relaxed);
         let _ = self.to.send(command);
+    }
+
+    /// Notes that the worker has taken a command.
+    pub fn note_taken(&self) {
+        let less = |waiting: usize| Some(waiting.saturating_sub(1));
+        let _ = self.waiting.fetch_update(Relaxed, Relaxed, less);
     }
 
     /// Tells the worker of pressure, once until it looks.
@@ -191,5 +229,27 @@ impl Mailbox {
     fn watched(&self) -> MutexGuard<'_, Option<Instant>> {
         // It is whole between any two statements that change it.
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_cannot_fill_the_mailbox_of_a_worker_that_hangs() {
+        let (mailbox, commands) = Mailbox::new();
+        let inlet = mailbox.inlet();
+        for _ in 0..WAITING_MOST {
+            assert_eq!(inlet.put(Command::Violation), Ok(()));
+        }
+        assert_eq!(inlet.put(Command::Violation), Err(NotTaken::Full));
+        // The threads of the VM say each thing once.
+        mailbox.press();
+        assert_eq!(commands.try_iter().count(), WAITING_MOST + 1);
+        (0..=WAITING_MOST).for_each(|_| mailbox.note_taken());
+        assert_eq!(inlet.put(Command::Violation), Ok(()));
+        drop(commands);
+        assert_eq!(inlet.put(Command::Violation), Err(NotTaken::Ended));
     }
 }

@@ -6,7 +6,7 @@ use ebb_api::{DetachReport, LimitRequest, LimitStatus, ResizeReport, ResizeReque
 use ebb_pager::OpenGate;
 use tokio::sync::oneshot;
 
-use super::{Next, Outcome, Worker, detach, status};
+use super::{Next, Worker, detach, status};
 use crate::model::api_error::{Answer, ApiError, not_allowed};
 use crate::model::host_pressure::PressureNotice;
 use crate::model::share::Share;
@@ -19,6 +19,7 @@ use crate::vm::resize;
 impl Worker {
     /// Carries out a command, unless nobody waits for its answer any more.
     pub(super) fn obey(&mut self, command: Command) -> Next {
+        self.cx.mailbox.note_taken();
         if command.is_moot() {
             return Next::Go;
         }
@@ -105,12 +106,11 @@ impl Worker {
                 let detached = self.detach();
                 self.cx.mailbox.note_detaching(false);
                 match detached {
-                    Ok(report) => return Next::End(Outcome::Ended(Some((to, report)))),
+                    Ok(report) => return Next::End(Some((to, report))),
                     Err(refused) => drop(to.send(Err(refused))),
                 }
             }
             Command::FaultsEnded(why) => return self.faults_ended(why),
-            Command::Panicked(why) => return Next::End(Outcome::Panicked(why)),
         }
         Next::Go
     }

@@ -379,7 +379,7 @@ fn the_worker_ends_with_qemu() {
     assert!(worker.cx.service.is_some() && is_on_record(&directory));
     drop(machine.vmm);
     let next = worker.obey(Command::FaultsEnded(Ok(())));
-    assert!(matches!(next, Next::End(Outcome::Ended(None))));
+    assert!(matches!(next, Next::End(None)));
     assert!(!is_on_record(&directory));
 }
 
@@ -397,7 +397,7 @@ fn a_vm_that_leaves_is_left_alone_until_its_userfaultfd_is_closed() {
     assert!(matches!(worker.tick(), Next::Go));
     assert!(is_on_record(&directory) && worker.cx.is_to_stay().is_err());
     worker.cx.process = machine.vmm.process();
-    assert!(matches!(worker.tick(), Next::End(Outcome::Ended(None))));
+    assert!(matches!(worker.tick(), Next::End(None)));
     assert!(!is_on_record(&directory));
     assert_eq!(qemu.asked(), [""; 0]);
 }

@@ -32,9 +32,14 @@ impl FaultServer {
     /// Returns why frames that the guest needs cannot be brought back; `None`: they can, or the
     /// guest has not touched one recently.
     pub fn failure(&self) -> Option<Arc<io::Error>> {
+        self.failed().map(|(error, _)| error)
+    }
+
+    /// As [`FaultServer::failure`], with the last frame for which that was found.
+    pub fn failed(&self) -> Option<(Arc<io::Error>, Gfn)> {
         let state = self.failure.state();
-        let recent = state.last.as_ref().filter(|(_, at)| at.elapsed() < FORGOTTEN);
-        recent.map(|(error, _)| Arc::clone(error))
+        let recent = state.last.as_ref().filter(|(.., at)| at.elapsed() < FORGOTTEN);
+        recent.map(|(error, gfn, _)| (Arc::clone(error), *gfn))
     }
 
     /// Called when a frame's fault cannot be served. If a refill thread has read it (`may_wait`),
@@ -44,8 +49,9 @@ impl FaultServer {
         if is_vmm_ended(&error) {
             return false;
         }
-        if let Some(line) = self.failure.note(error, Instant::now()) {
-            tracing::error!("fault: {line}");
+        if let Some(line) = self.failure.note(gfn, error, Instant::now()) {
+            let at = gfn.gpa().0;
+            tracing::error!("fault: the frame at {at:#x} cannot be brought back: {line}");
         }
         may_wait && self.ask_again_later(gfn)
     }
