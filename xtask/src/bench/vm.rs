@@ -75,6 +75,18 @@ pub fn balloon_bytes(vm: &Vm) -> u64 {
     vm.qmp("query-balloon", json!({}))["actual"].as_u64().unwrap_or(0)
 }
 
+/// Returns the options of a command line, each with its value.
+pub fn options(line: &[String]) -> Vec<String> {
+    let mut options: Vec<String> = Vec::new();
+    for word in line {
+        match options.last_mut() {
+            Some(last) if !word.starts_with('-') => *last += &format!(" {word}"),
+            _ => options.push(word.clone()),
+        }
+    }
+    options
+}
+
 /// Returns a kernel whose files do not exist, for tests of command lines.
 #[cfg(test)]
 pub fn no_kernel() -> Kernel {

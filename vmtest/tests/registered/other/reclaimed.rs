@@ -11,6 +11,9 @@ use super::{LARGE, SMALL, assert_right};
 /// the system's own metadata and few blocks take some.
 const LEAST_BYTES: u64 = 256 << 20;
 
+/// The word of a record that names the frame behind those of its first range (`docs/vprobe.md`).
+const FRAMES_END: usize = 28;
+
 /// Reclaims as soon as the registration is known.
 fn wait_reclaim(other: &Other) -> u64 {
     let ran = until("a registration that Ebb knows", || {
@@ -73,6 +76,24 @@ fn in_strict_mode_memory_is_back_before_it_is_used() {
     assert_eq!(status.faults.early, 0, "no frame was used before its metadata was written");
     other.vm.ebb("detach").ok();
     assert_right(&mut other, "check");
+}
+
+#[test]
+fn the_status_says_why_a_hostile_record_is_refused() {
+    const WHY: &str = "not trusted: its registration is refused: range 0 of the metadata has \
+                       another size than the metadata of the frames that it describes";
+    let mut other = Other::start(SMALL);
+    let ram = other.vm.ram();
+    // The kernel proves this record as its own.
+    Registration::find(&ram).forge(&ram, |words| words[FRAMES_END] += 1);
+    other.vm.attach("--mode strict");
+    until("a refusal in the status", || other.vm.ebb("status").ok().contains(WHY).then_some(()));
+    assert!(other.vm.ebb("reclaim").refused().contains("not trusted"));
+    assert_eq!(other.vm.status().emptied_bytes, 0);
+    other.ask("withdraw");
+    other.ask("register");
+    assert!(wait_reclaim(&other) >= LEAST_BYTES);
+    assert_right(&mut other, "take 20");
 }
 
 #[test]

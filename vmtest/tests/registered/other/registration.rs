@@ -1,10 +1,12 @@
 //! A registration of this system, answered without Ebb.
 
+use std::array;
 use std::sync::atomic::Ordering;
 
 use ebb_units::{FrameRange, Gpa};
 use ebb_vm::Ram;
-use ebb_vprobe::{ACKNOWLEDGEMENT_AT, ANSWER_AT, Answer, Record};
+use ebb_vprobe::{ACKNOWLEDGEMENT_AT, ANSWER_AT, Answer, RECORD_WORDS, Record};
+use testkit::vprobe::seal;
 
 use crate::reading;
 
@@ -35,6 +37,18 @@ impl Registration {
         let answer = ram.half_words(Gpa(self.at.0 + ANSWER_AT), 1).expect("a record");
         answer[0].store(Answer::Accepted.code(), Ordering::Release);
         self.acknowledge(ram, self.record.token());
+    }
+
+    /// Changes the record in place, as a hostile kernel could, and gives it the right checksum.
+    pub fn forge(&self, ram: &Ram, change: impl FnOnce(&mut [u64; RECORD_WORDS])) {
+        let place = ram.words(self.at, RECORD_WORDS).expect("a record");
+        let mut words: [u64; RECORD_WORDS] =
+            array::from_fn(|index| place[index].load(Ordering::Acquire));
+        change(&mut words);
+        seal(&mut words);
+        for (word, value) in place.iter().zip(words) {
+            word.store(value, Ordering::Release);
+        }
     }
 
     /// Writes an acknowledgement.

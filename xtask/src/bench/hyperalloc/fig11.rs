@@ -23,6 +23,14 @@ const MEMORY_MIB: u64 = 768;
 const VMS: u32 = 3;
 
 const NAME: &str = "hyperalloc-fig11";
+/// Goal: most memory of all guests together, over time and at the peak, as a ratio to free page
+/// reporting's. The paper's peaks are 28.11 and 35.98 GiB, which is 0.78.
+const MOST: f64 = 0.8;
+/// The keepers of the goal, Ebb's first, and the others, each with its number of blocks.
+const CASES: [(&[Keeper], usize); 2] = [
+    (&[Keeper::HyperAlloc, Keeper::Reporting], 5),
+    (&[Keeper::VProbe, Keeper::Llfree, Keeper::Buddy], 1),
+];
 
 /// Size of the benchmark.
 struct Scale {
@@ -53,19 +61,24 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     keeper::note_kernels(&mut report)?;
     report.note(format!(
         "{VMS} guests of {MEMORY_MIB} MiB each compile Lua {} times, with {} s of rest after each, \
-         and begin {} s apart; once with each keeper.",
+         and begin {} s apart.",
         scale.works,
         scale.rest.as_secs(),
         scale.apart.as_secs(),
     ));
     let ground = Host::new();
     let image = fig7::image(&ground)?;
-    let sides = (&fig7::KEEPERS[..], |keeper: Keeper| keeper.name().to_owned());
-    // No goal depends on it.
-    let taken = blocks
-        .take(&mut report, "compiles", sides, 1, |keeper| one(keeper, image.image(), &scale))?;
-    rows(&mut report, &taken);
-    plot(&report, &taken)?;
+    let mut all = Vec::new();
+    for ((keepers, count), case) in CASES.into_iter().zip(["compiles", "others"]) {
+        let count = if session.identity.quick { 1 } else { count };
+        let sides = (keepers, |keeper: Keeper| keeper.name().to_owned());
+        let taken = blocks.take(&mut report, case, sides, count, |keeper| {
+            one(keeper, image.image(), &scale)
+        })?;
+        all.push(taken);
+    }
+    rows(&mut report, &all);
+    plot(&report, &all)?;
     Ok(report)
 }
 
@@ -110,28 +123,39 @@ fn together(vms: &[&Vm], course: &Course, scale: &Scale) -> anyhow::Result<f64> 
     Ok(sums / vms.len() as f64)
 }
 
-fn rows(report: &mut Report, taken: &Taken) {
-    let [ebb, others @ ..] = fig7::KEEPERS.map(Keeper::name);
+fn rows(report: &mut Report, all: &[Taken]) {
+    let Some(judged) = all.first() else { return };
+    let (ebb, reporting) = (Keeper::HyperAlloc.name(), Keeper::Reporting.name());
     let metrics = [
-        ("footprint of all", "GiB-s", "footprint"),
-        ("peak of all", "GiB", "peak"),
-        ("a compile, guest's time", "s", "compile"),
+        ("footprint of all", "GiB-s", "footprint", Some(MOST)),
+        ("peak of all", "GiB", "peak", Some(MOST)),
+        ("a compile, guest's time", "s", "compile", None),
     ];
-    for (what, unit, figure) in metrics {
-        let of_ebb = taken.rounds(ebb, figure);
-        for other in others {
-            let row = Row::new(format!("{what}, {ebb}"), unit, &of_ebb).failed(taken.failed());
-            report.row(row.against(other, &taken.rounds(other, figure)));
+    for (what, unit, figure, goal) in metrics {
+        let of_ebb = judged.rounds(ebb, figure);
+        let others = all.iter().flat_map(|taken| taken.names().map(move |name| (taken, name)));
+        for (taken, other) in others.filter(|(_, name)| *name != ebb) {
+            let row = Row::new(format!("{what}, {ebb}"), unit, &of_ebb).failed(judged.failed());
+            let row = row.against_vms(other, &taken.rounds(other, figure));
+            report.row(match goal {
+                Some(goal) if other == reporting => row.at_most(goal),
+                _ => row,
+            });
         }
     }
 }
 
-fn plot(report: &Report, taken: &Taken) -> anyhow::Result<()> {
-    let series = taken.names().map(|name| Series {
-        name: name.into(),
-        points: footprint::points(taken, name),
-        is_bound: false,
-    });
+/// Draws the last block of each case.
+fn plot(report: &Report, all: &[Taken]) -> anyhow::Result<()> {
+    let of = |taken: &Taken| -> Vec<Series> {
+        let line = |name: &str| Series {
+            name: name.into(),
+            points: footprint::points(taken, name),
+            is_bound: false,
+        };
+        taken.names().map(line).collect()
+    };
+    let series = all.iter().flat_map(of);
     let panel = Panel { series: series.collect(), ..Panel::default() };
     let title = "The host's memory of three guests that compile now and then (HyperAlloc, fig. 11)";
     report.plot(&Figure { title, x_label: "s", y_label: "GiB", panels: &[panel] })

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use vmtest::{Guest, Host, Vm, assets};
+use vmtest::assets::{self, Kernel};
+use vmtest::{Guest, Host, Vm};
 
 use crate::bench::report::Report;
 use crate::bench::vm as vms;
@@ -123,22 +124,27 @@ impl Keeper {
         }
     }
 
+    /// Makes a keeper's VM. This is the only place that does.
     fn guest(self, setup: &Setup<'_>) -> Guest {
+        let kernel = assets::kernel(self.kernel()).unwrap_or_else(|why| panic!("{why}"));
+        self.guest_of(kernel, setup)
+    }
+
+    fn guest_of(self, kernel: Kernel, setup: &Setup<'_>) -> Guest {
         let memory = |mib: u64| format!("{mib}M");
+        let guest = Guest::of(kernel).cpus(setup.cpus);
         let guest = match self {
-            // The lean kernel has no memory hotplug.
-            Keeper::VirtioMem => Guest::debian(BUDDY[1])
+            Keeper::VirtioMem => guest
                 .memory(&memory(BOOT_MIB))
                 .append("memhp_default_state=online_movable")
                 .qemu_args(&virtio_mem_args(setup.memory_mib)),
-            _ => Guest::debian(self.kernel()).memory(&memory(setup.memory_mib)),
+            _ => guest.memory(&memory(setup.memory_mib)),
         };
         let guest = match self {
             Keeper::Balloon => guest.qemu_args(BALLOON),
             Keeper::Reporting => guest.qemu_args(&format!("{BALLOON},free-page-reporting=on")),
             _ => guest,
         };
-        let guest = guest.cpus(setup.cpus);
         let Some(image) = setup.image else { return guest };
         guest.qemu_args(&format!(
             "-drive file={},if=none,id=disk,format=raw,snapshot=on \
@@ -150,6 +156,8 @@ impl Keeper {
     fn kernel(self) -> &'static str {
         match self {
             Keeper::Llfree | Keeper::HyperAlloc => LLFREE,
+            // The lean kernel has no memory hotplug.
+            Keeper::VirtioMem => BUDDY[1],
             _ => buddy(),
         }
     }
@@ -206,4 +214,44 @@ fn plugged_bytes(vm: &Vm) -> u64 {
 fn wait_plugged(vm: &Vm, memory_mib: u64) {
     let is_there = || Keeper::VirtioMem.has_reached(vm, memory_mib).then_some(());
     vmtest::until("the guest's memory", is_there);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The option of a balloon begins so.
+    const A_BALLOON: &str = "-device virtio-balloon-pci,";
+    /// Keepers whose VMs `ebb run` starts, each with its balloon. QEMU starts those of
+    /// [`Keeper::VirtioMem`], whose memory is of another kind.
+    const STARTED: [(Keeper, &str); 6] = [
+        (Keeper::HyperAlloc, "id=ebb-balloon,deflate-on-oom=on"),
+        (Keeper::VProbe, "id=ebb-balloon,deflate-on-oom=on"),
+        (Keeper::Llfree, "id=ebb-balloon,deflate-on-oom=on"),
+        (Keeper::Buddy, "id=ebb-balloon,deflate-on-oom=on"),
+        (Keeper::Balloon, "id=balloon"),
+        (Keeper::Reporting, "id=balloon,free-page-reporting=on"),
+    ];
+
+    /// Returns a VM's balloons, and all its other options.
+    fn terms(keeper: Keeper) -> (Vec<String>, Vec<String>) {
+        let setup = Setup { memory_mib: 2048, cpus: 2, image: Some(Path::new("/image")) };
+        let guest = keeper.guest_of(vms::no_kernel(), &setup);
+        let options = vms::options(&guest.ebb_line("vm0", Path::new("/host/vm0")));
+        options.into_iter().partition(|option| option.starts_with(A_BALLOON))
+    }
+
+    /// The kernel is what the figures are about, and a note names it.
+    #[test]
+    fn all_of_a_figures_vms_are_on_equal_terms_but_for_the_balloon() {
+        let (_, due) = terms(Keeper::HyperAlloc);
+        for option in ["-accel ", "-machine q35,", "-m 2048M", "-smp 2", "-drive file=/image,"] {
+            assert!(due.iter().any(|found| found.starts_with(option)), "{option}: {due:?}");
+        }
+        for (keeper, balloon) in STARTED {
+            let (balloons, others) = terms(keeper);
+            assert_eq!(balloons, [format!("{A_BALLOON}{balloon}")], "{}", keeper.name());
+            assert_eq!(others, due, "{}", keeper.name());
+        }
+    }
 }

@@ -10,6 +10,7 @@ use vmtest::{Guest, Vm};
 
 use super::keeper::Keeper;
 use super::medium::Medium;
+use crate::bench::vm as vms;
 
 const KERNEL: &str = "6.1-cloud";
 /// Options in which a figure's VMs may differ: how an option begins, and why it differs.
@@ -106,13 +107,7 @@ impl<'a> Setup<'a> {
 /// only root may read has another path with Ebb. Its content is the same for all, but nobody checks
 /// that.
 fn terms(line: &[String]) -> Vec<String> {
-    let mut options: Vec<String> = Vec::new();
-    for word in line {
-        match options.last_mut() {
-            Some(last) if !word.starts_with('-') => *last += &format!(" {word}"),
-            _ => options.push(word.clone()),
-        }
-    }
+    let mut options = vms::options(line);
     let differs =
         |option: &str| {
             let files = ["-kernel ", "-initrd "];
