@@ -5,7 +5,8 @@
 use std::fs;
 use std::process::Command;
 
-use vmtest::{Guest, Host, Listening, Ran, has_time, require};
+use ebb_api::{Job, JobKind, JobState};
+use vmtest::{Guest, Host, Listening, Ran, has_time, require, until};
 
 /// How `scripts/schemathesis` ends where it cannot be installed.
 const EXIT_UNAVAILABLE: i32 = 69;
@@ -50,6 +51,37 @@ fn ask(host: &Host, listening: &Listening, settings: &str, options: &[&str]) -> 
     Ok(())
 }
 
+fn jobs(host: &Host) -> Vec<Job> {
+    serde_json::from_str(&host.ebb("jobs --json").ok()).expect("jobs")
+}
+
+/// Ends all jobs, and returns them. Those that wait leave other machines no room for more.
+fn end_jobs(host: &Host) -> Vec<Job> {
+    // The last one first: then none of them begins meanwhile.
+    for job in jobs(host).iter().rev().filter(|job| !job.state.is_over()) {
+        // It may have ended, and a calibration that has begun cannot be cancelled.
+        drop(host.ebb(&format!("jobs cancel {}", job.id)));
+    }
+    until("the end of all jobs", || {
+        Some(jobs(host)).filter(|all| all.iter().all(|job| job.state.is_over()))
+    })
+}
+
+/// Asks for a job that exists, and cancels it. It waits for so many others that it is under way.
+fn ask_for_a_job(host: &Host, listening: &Listening) -> Result<(), String> {
+    let begin = |_| host.ebb("calibrate --background").ok();
+    let begun: Vec<String> = (0..16).map(begin).collect();
+    let last: u64 = begun[15].trim_end().parse().expect("a number alone");
+    let id = format!("[parameters]\n\"path.id\" = {last}\n");
+    ask(host, listening, &id, &["--include-path-regex", "^/v1/jobs"])?;
+    let ended = until("the end of the job that was asked for", || {
+        jobs(host).into_iter().find(|job| job.id == last && job.state.is_over())
+    });
+    assert_eq!(ended.state, JobState::Cancelled, "{ended:?}");
+    end_jobs(host);
+    Ok(())
+}
+
 #[test]
 fn each_answer_is_as_the_document_says() {
     require!(has_time("minutes of requests, and schemathesis from PyPI: cargo xtask soak api"));
@@ -61,9 +93,14 @@ fn each_answer_is_as_the_document_says() {
     let daemon = host.daemon();
     // Made-up names are those of no VM.
     require!(ask(&host, &listening, "", &[]));
+    let of_the_host = end_jobs(&host);
+    assert!(of_the_host.iter().any(|job| job.kind == JobKind::Calibrate), "{of_the_host:?}");
     let name = format!("[parameters]\n\"path.name\" = \"{}\"\n", vm.name());
     let of_vm = ["--include-path-regex", r"\{name\}", "--exclude-operation-id", "detach"];
     require!(ask(&host, &listening, &name, &of_vm));
+    let of_vm = end_jobs(&host);
+    assert!(of_vm.iter().any(|job| job.vm.is_some()), "{of_vm:?}");
+    require!(ask_for_a_job(&host, &listening));
     assert_eq!(host.daemon(), daemon, "the daemon has not ended");
     assert_eq!(vm.guest("check kept"), "0");
 }

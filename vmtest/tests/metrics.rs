@@ -54,6 +54,25 @@ fn metrics_tell_of_managed_vms_and_of_all_guests() {
     assert_eq!(names.count(), 1, "the other one is not managed: {text}");
 }
 
+/// Prometheus takes a total that falls for a restart, and counts all of it once more.
+#[test]
+fn an_eviction_takes_nothing_from_what_was_given_back() {
+    let host = Host::new();
+    let vm = host.run(Guest::debian("6.1-cloud").memory("384M").cpus(1));
+    vm.wait_trusted();
+    vm.guest("fill kept 50M");
+    let returned = || vm.status().returned_total_bytes;
+    let before = returned();
+    assert!(before > 50 * MIB, "the guest has used more memory for the first time: {before}");
+    vm.ebb(&format!("evict --bytes {}", 384 * MIB)).ok();
+    let evicted = returned();
+    assert!(evicted >= before, "{evicted}, {before}");
+    assert_eq!(vm.guest("check kept"), "0");
+    let refilled = returned();
+    assert!(refilled >= evicted, "{refilled}, {evicted}");
+    assert!(refilled < before + 40 * MIB, "50 MiB were read back: {refilled}, {before}");
+}
+
 /// Runs promtool in the directory of the rules. Returns what it complains of, or nothing.
 fn complaints(words: &[&str], input: &str) -> String {
     let mut command = Command::new(assets::promtool().expect("it is required"));

@@ -1,5 +1,6 @@
 //! One HTTP/1.1 exchange with the daemon over its UNIX socket, or a stream of its events.
 
+use std::fmt;
 use std::ops::ControlFlow;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -237,9 +238,31 @@ pub async fn send(
     Ok(sender.send_request(request).await?)
 }
 
+/// A request that the daemon has refused.
+#[derive(Debug)]
+pub struct Refusal {
+    /// Why, for programs; none: the answer is not understood, or is of another release.
+    code: Option<ErrorCode>,
+    line: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.line)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// Whether the daemon has refused because there are so many already.
+pub fn is_too_many(error: &anyhow::Error) -> bool {
+    let refusal = error.downcast_ref::<Refusal>();
+    refusal.is_some_and(|refusal| refusal.code == Some(ErrorCode::TooMany))
+}
+
 /// Why a request was refused, in the daemon's words. If these are not understood: what `restart`
 /// returns, too.
-pub fn refusal(status: StatusCode, answer: &[u8], restart: impl FnOnce() -> String) -> String {
+pub fn refusal(status: StatusCode, answer: &[u8], restart: impl FnOnce() -> String) -> Refusal {
     if let Ok(ApiErrorBody { code, error, hint }) = serde_json::from_slice(answer) {
         let hint = match code {
             // This program sends no such request to a daemon of its own release.
@@ -248,11 +271,12 @@ pub fn refusal(status: StatusCode, answer: &[u8], restart: impl FnOnce() -> Stri
             }
             _ => hint,
         };
-        return error + &hint.map(|hint| format!("; {hint}")).unwrap_or_default();
+        let line = error + &hint.map(|hint| format!("; {hint}")).unwrap_or_default();
+        return Refusal { code, line };
     }
     let text = String::from_utf8_lossy(answer);
     let text = if text.is_empty() { text } else { format!(": {text}").into() };
-    format!("ebbd answered {status}{text}; {}", restart())
+    Refusal { code: None, line: format!("ebbd answered {status}{text}; {}", restart()) }
 }
 
 #[cfg(test)]

@@ -54,7 +54,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         Command::List { output } => host.list(output.json)?,
         Command::Status { vm, verbose } => host.status(&vm, verbose)?,
         Command::Top(args) => host.top(&args)?,
-        Command::Reclaim { vm, bytes, background } => host.reclaim(&vm, bytes, background)?,
+        Command::Reclaim { vm, bytes, background } => return host.reclaim(&vm, bytes, background),
         Command::Auto(auto) => host.auto(&auto)?,
         Command::Limit { vm, limit, low, high } => {
             let bytes = |size: Option<Bytes>| size.map(|size| size.0);
@@ -91,7 +91,7 @@ pub fn run(args: Args) -> anyhow::Result<Outcome> {
         }
         Command::Events(events) => host.events(events)?,
         Command::Calibrate { output, background } => host.calibrate(output.json, background)?,
-        Command::Evict { vm, bytes, background } => host.evict(&vm, bytes, background)?,
+        Command::Evict { vm, bytes, background } => return host.evict(&vm, bytes, background),
         Command::Jobs(jobs) => host.jobs(&jobs)?,
         Command::Config(args) => configuration(args.command)?,
         Command::Doctor { fix, output } => return doctor::run(&host.run_dir, fix, output.json),

@@ -1,14 +1,14 @@
 //! Long operations as jobs of the daemon: begun, followed to their end, or left alone.
 
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fmt, thread};
 
-use anyhow::{Context, bail};
-use ebb_api::{Job, JobState};
+use anyhow::bail;
+use ebb_api::{Job, JobState, route};
 use serde::Deserialize;
 
 use crate::progress::Progress;
-use crate::show;
+use crate::{Outcome, show};
 
 /// Time from one question about a job to the next. The daemon answers from memory.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -42,20 +42,59 @@ pub fn follow(
     Ok(job)
 }
 
-/// The report of a job that has ended.
+/// A long operation that has ended.
+pub struct Ended<R> {
+    /// What it did.
+    pub report: R,
+    /// The number of its job, which was cancelled; none: it went to its end.
+    cancelled: Option<u64>,
+}
+
+impl<R> Ended<R> {
+    /// It went to its end.
+    pub fn whole(report: R) -> Ended<R> {
+        Ended { report, cancelled: None }
+    }
+
+    /// What this program prints, and how it ends. `text`: what it says of the report.
+    pub fn outcome(&self, text: String) -> Outcome {
+        let Some(id) = self.cancelled else { return text.into() };
+        eprintln!("ebb: job {id} was cancelled; what it did until then stays done");
+        Outcome { text, code: route::EXIT_CANCELLED }
+    }
+}
+
+/// A job was cancelled before it had anything to report.
+#[derive(Debug)]
+pub struct Cancelled {
+    id: u64,
+    text: String,
+}
+
+impl fmt::Display for Cancelled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "job {} was cancelled: {}", self.id, self.text)
+    }
+}
+
+impl std::error::Error for Cancelled {}
+
+/// What came of a job that has ended.
 ///
 /// # Errors
 /// It has failed, or was cancelled before it had anything to report.
-pub fn report<R>(job: Job, of: impl FnOnce(Job) -> Option<R>) -> anyhow::Result<R> {
+pub fn ended<R>(job: Job, of: impl FnOnce(Job) -> Option<R>) -> anyhow::Result<Ended<R>> {
     let (id, state, text) = (job.id, job.state, job.text.clone());
     if let Some(error) = &job.error {
         let hint = error.hint.as_ref().map(|hint| format!("; {hint}")).unwrap_or_default();
         bail!("{}{hint}", error.error);
     }
-    if state == JobState::Cancelled {
-        return of(job).with_context(|| format!("job {id} was cancelled: {text}"));
+    let is_cancelled = state == JobState::Cancelled;
+    match of(job) {
+        Some(report) => Ok(Ended { report, cancelled: is_cancelled.then_some(id) }),
+        None if is_cancelled => Err(Cancelled { id, text }.into()),
+        None => bail!("job {id} has no report: {text}"),
     }
-    of(job).with_context(|| format!("job {id} has no report: {text}"))
 }
 
 #[cfg(test)]
@@ -103,14 +142,20 @@ mod tests {
 
     #[test]
     fn a_job_without_a_report_says_why() {
-        let report = |value: &Value| report(job(value), |job| job.reclaim);
-        let why = |value: &Value| report(value).expect_err("no report").to_string();
+        let end = |value: &Value| ended(job(value), |job| job.reclaim);
+        let why = |value: &Value| end(value).err().expect("no report").to_string();
         assert_eq!(why(&a_job("cancelled")), "job 17 was cancelled: nothing was done");
+        assert!(end(&a_job("cancelled")).err().expect("no report").is::<Cancelled>());
+        assert_eq!(why(&a_job("done")), "job 17 has no report: nothing was done");
         let mut failed = a_job("failed");
         failed["error"] = json!({ "code": "not_trusted", "error": "no", "hint": "wait" });
         assert_eq!(why(&failed), "no; wait");
         let mut cut = a_job("cancelled");
         cut["reclaim"] = a_report();
-        assert_eq!(report(&cut).expect("what was done").bytes, 5);
+        let cut = end(&cut).expect("what was done");
+        assert_eq!((cut.report.bytes, cut.cancelled), (5, Some(17)));
+        let mut whole = a_job("done");
+        whole["reclaim"] = a_report();
+        assert_eq!(end(&whole).expect("what was done").cancelled, None);
     }
 }

@@ -59,8 +59,18 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("ebb: {}", one_line(&format!("{error:#}")));
-            ExitCode::from(if error.is::<ebb_api::BadRequest>() { USAGE } else { FAILED })
+            ExitCode::from(code(&error))
         }
+    }
+}
+
+fn code(error: &anyhow::Error) -> u8 {
+    if error.is::<ebb_api::BadRequest>() {
+        USAGE
+    } else if error.is::<jobs::Cancelled>() {
+        ebb_api::route::EXIT_CANCELLED
+    } else {
+        FAILED
     }
 }
 

@@ -17,6 +17,7 @@ pub mod ready;
 mod reclaim;
 pub mod recover;
 mod resize;
+mod returned;
 mod small_pages;
 mod status;
 pub mod tiering;

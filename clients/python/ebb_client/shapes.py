@@ -1994,8 +1994,9 @@ class VmStatus:
     """The part of `memory_bytes` that takes host memory now. In bytes."""
 
     returned_total_bytes: int
-    """Memory given back to the guest. Strict mode: by the VM's current process. Release mode:
-    computed from residency, since Ebb manages the VM. In bytes."""
+    """Memory given back to the guest since the VM's current process began. Release mode computes it
+    from residency: what comes back while other memory goes, as into a balloon, counts late. In
+    bytes."""
 
     sharing: SharingStatus
     """What HyperAlloc does, for a guest that shares its page-frame allocator."""

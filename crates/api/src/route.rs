@@ -10,6 +10,9 @@ pub const EXIT_OWNED: i32 = 75;
 /// How `ebb resize` ends where the target is on record and not reached.
 pub const EXIT_SHORT: u8 = 3;
 
+/// How `ebb` ends where somebody has cancelled the job of its command.
+pub const EXIT_CANCELLED: u8 = 4;
+
 /// GET: [`crate::Version`].
 pub const VERSION: &str = "/v1/version";
 /// GET: [`crate::WhoAmI`].

@@ -101,8 +101,8 @@ pub struct VmStatus {
     pub fault_ns: FaultTimes,
     /// Memory reclaimed since Ebb manages the VM.
     pub reclaimed_total_bytes: u64,
-    /// Memory given back to the guest. Strict mode: by the VM's current process. Release mode:
-    /// computed from residency, since Ebb manages the VM.
+    /// Memory given back to the guest since the VM's current process began. Release mode computes
+    /// it from residency: what comes back while other memory goes, as into a balloon, counts late.
     pub returned_total_bytes: u64,
     /// Automatic reclaim.
     pub auto: AutoStatus,

@@ -3,7 +3,8 @@
 //!
 //! [`connect`] returns a [`Qmp`] as any other. Behind it a thread (`bridge`) translates between QMP
 //! and libvirt's protocol. It passes on an answer only once it has passed on every reset that QEMU
-//! reported before. But a reset can come late: see [`Qmp::hears_at_once`].
+//! reported before. But a reset can come late: see [`Qmp::hears_at_once`]. A refusal of libvirt's is
+//! passed on as what it is, and never as QEMU's.
 
 mod bridge;
 mod connection;
@@ -34,6 +35,8 @@ const SOCKETS: [&str; 2] = ["/run/libvirt/virtqemud-sock", "/run/libvirt/libvirt
 const STATE: &str = "/run/libvirt/qemu";
 /// Most bytes of such a file.
 const PID_BYTES: u64 = 16;
+/// The member of an answer that says why libvirt has refused a request. QEMU's answers have none.
+pub(crate) const REFUSED: &str = "refused-by-libvirt";
 
 /// A domain of libvirt's, and where to ask for it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -101,7 +104,7 @@ pub fn over(
     if !peer.uid.is_root() && peer.uid != rustix::process::geteuid() {
         return Err(LibvirtError::OtherUser(peer.uid.as_raw()));
     }
-    let uuid = bytes_of(uuid).ok_or(LibvirtError::Unclear("a UUID"))?;
+    let uuid = bytes_of(uuid).ok_or(LibvirtError::Unsendable("its domain's UUID is none"))?;
     let mut libvirt = Connection::over(stream);
     let until = Until::Time(deadline);
     libvirt.log_in(until)?;

@@ -25,8 +25,10 @@ use rustix::net::{
 use serde_json::{Value, json};
 
 use crate::dial::{Turn, dial, turn};
-use crate::libvirt::LibvirtError;
+use crate::libvirt::{LibvirtError, REFUSED};
 use crate::shown::{REASON_MAX, shown};
+
+use error::Refusal;
 
 pub use ears::Ears;
 pub use error::QmpError;
@@ -320,15 +322,14 @@ impl Qmp {
         loop {
             let message = self.message(deadline, &mut room)?;
             if let Some(answer) = self.take(&message)? {
-                return answer
-                    .map_err(|reason| QmpError::Refused { command: command.into(), reason });
+                return answer.map_err(|refusal| refusal.of(command));
             }
         }
     }
 
     /// Returns the last request's answer, if `message` is that. Keeps events, and drops answers to
     /// earlier requests.
-    fn take(&mut self, message: &Value) -> Result<Option<Result<Value, String>>, QmpError> {
+    fn take(&mut self, message: &Value) -> Result<Option<Result<Value, Refusal>>, QmpError> {
         if let Some(event) = message.get("event").and_then(Value::as_str) {
             self.keep_event(event)?;
             return Ok(None);
@@ -336,13 +337,17 @@ impl Qmp {
         if message.get("id").is_some_and(|id| id != &json!(self.id)) || self.owed.is_none() {
             return Ok(None);
         }
-        let answer = match (message.get("return"), message.get("error")) {
-            (Some(value), _) => Ok(value.clone()),
-            (None, Some(error)) => {
+        let by_libvirt = message.get(REFUSED).filter(|_| self.libvirt.is_some());
+        let answer = match (message.get("return"), message.get("error"), by_libvirt) {
+            (Some(value), ..) => Ok(value.clone()),
+            (None, Some(error), _) => {
                 let reason = error.get("desc").and_then(Value::as_str);
-                Err(shown(reason.unwrap_or("no reason given"), REASON_MAX))
+                Err(Refusal::Qemu(shown(reason.unwrap_or("no reason given"), REASON_MAX)))
             }
-            (None, None) => return Ok(None),
+            (None, None, Some(why)) => {
+                Err(Refusal::Libvirt(why.as_str().unwrap_or_default().to_owned()))
+            }
+            (None, None, None) => return Ok(None),
         };
         self.owed = None;
         Ok(Some(answer))

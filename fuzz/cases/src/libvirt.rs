@@ -9,7 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ebb_vm::libvirt;
-use serde_json::json;
+use ebb_vm::qmp::QmpError;
+use serde_json::{Value, json};
 
 /// Bytes that a socket takes while nobody reads.
 const SAID_MAX: usize = 64 << 10;
@@ -27,9 +28,18 @@ pub fn run(data: &[u8]) {
         scope.spawn(|| while matches!((&theirs).read(&mut [0; 4096]), Ok(1..)) {});
         let connected = libvirt::over(ours, state(), 7, UUID, Instant::now() + LONG);
         if let Ok(mut qmp) = connected {
-            while qmp.execute("query-status", json!({})).is_ok() {}
+            while goes_on(&qmp.execute("query-status", json!({}))) {}
         }
     });
+}
+
+/// Whether the next question may be answered: libvirt's refusals are of one question each.
+fn goes_on(answer: &Result<Value, QmpError>) -> bool {
+    match answer {
+        Ok(_) => true,
+        Err(QmpError::Libvirt(why)) => why.starts_with("libvirt refuses"),
+        Err(_) => false,
+    }
 }
 
 /// A directory in which the process of the domain `web` is 7.

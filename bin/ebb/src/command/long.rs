@@ -17,10 +17,10 @@ use serde::de::DeserializeOwned;
 
 use super::{Host, render};
 use crate::args::{Detach, Jobs, JobsCommand, Vm};
-use crate::jobs::Begun;
+use crate::jobs::{Begun, Ended};
 use crate::paths::writable_place;
 use crate::progress::{self, Progress};
-use crate::{Outcome, detach, heat, interrupt, jobs, show};
+use crate::{Outcome, client, detach, heat, interrupt, jobs, show};
 
 /// Time from one question to the daemon about its progress to the next.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
@@ -64,15 +64,17 @@ impl Host {
         vm: &Vm,
         bytes: Option<Bytes>,
         background: bool,
-    ) -> anyhow::Result<String> {
+    ) -> anyhow::Result<Outcome> {
         let path = route::of_vm(route::RECLAIM, &vm.name);
         let request = ReclaimRequest { bytes: bytes.map(|bytes| bytes.0) };
+        let json = vm.output.json;
         if background {
-            return self.begin((Method::POST, &path), &request, vm.output.json);
+            return self.begin((Method::POST, &path), &request, json).map(Outcome::from);
         }
-        let report: ReclaimReport =
+        let ended: Ended<ReclaimReport> =
             self.watched(vm, "reclaiming", &path, &request, |job| job.reclaim)?;
-        render(&report, vm.output.json, |report| show::reclaimed(&vm.name, report))
+        let text = render(&ended.report, json, |report| show::reclaimed(&vm.name, report))?;
+        Ok(ended.outcome(text))
     }
 
     pub(super) fn resize(
@@ -141,14 +143,17 @@ impl Host {
         render(&report, vm.output.json, |_| heat::text(&vm.name, figures, colour))
     }
 
-    pub(super) fn evict(&self, vm: &Vm, bytes: Bytes, background: bool) -> anyhow::Result<String> {
+    pub(super) fn evict(&self, vm: &Vm, bytes: Bytes, background: bool) -> anyhow::Result<Outcome> {
         let path = route::of_vm(route::EVICT, &vm.name);
         let request = EvictRequest { bytes: bytes.0 };
+        let json = vm.output.json;
         if background {
-            return self.begin((Method::POST, &path), &request, vm.output.json);
+            return self.begin((Method::POST, &path), &request, json).map(Outcome::from);
         }
-        let report: EvictReport = self.watched(vm, "evicting", &path, &request, |job| job.evict)?;
-        render(&report, vm.output.json, |report| show::evicted(&vm.name, report))
+        let ended: Ended<EvictReport> =
+            self.watched(vm, "evicting", &path, &request, |job| job.evict)?;
+        let text = render(&ended.report, json, |report| show::evicted(&vm.name, report))?;
+        Ok(ended.outcome(text))
     }
 
     /// Begins to monitor a VM, and prints the number of the job.
@@ -186,27 +191,44 @@ impl Host {
     fn watched<R: DeserializeOwned>(
         &self,
         vm: &Vm,
-        doing: &str,
+        what: &str,
         path: &str,
         request: &impl Serialize,
         of: impl FnOnce(Job) -> Option<R>,
-    ) -> anyhow::Result<R> {
+    ) -> anyhow::Result<Ended<R>> {
         let (name, mut progress) = (&vm.name, Progress::new(vm.output.json));
         if !progress.is_shown() {
-            return self.send(Method::POST, path, request);
+            return self.send(Method::POST, path, request).map(Ended::whole);
         }
-        let job = match self.send(Method::POST, &route::as_job(path), request)? {
-            Begun::Job(job) => *job,
-            Begun::Report(report) => return Ok(report),
+        let job = match self.send(Method::POST, &route::as_job(path), request) {
+            Ok(Begun::Job(job)) => *job,
+            Ok(Begun::Report(report)) => return Ok(Ended::whole(report)),
+            Err(why) if client::is_too_many(&why) => {
+                return self.without_a_job(name, what, path, request).map(Ended::whole);
+            }
+            Err(why) => return Err(why),
         };
         let id = job.id;
         interrupt::say(format!(
             "interrupted; it goes on as job {id}: `ebb jobs` shows it, `ebb jobs cancel {id}` ends it"
         ))?;
         let look = || self.ask(Method::GET, &route::of_job(id));
-        let job = jobs::follow(job, &format!("{name}: {doing}"), &mut progress, look)?;
+        let job = jobs::follow(job, &format!("{name}: {what}"), &mut progress, look)?;
         drop(progress);
-        jobs::report(job, of)
+        jobs::ended(job, of)
+    }
+
+    /// Posts a request that takes long, and shows for how long: for a job there is no room.
+    fn without_a_job<R: DeserializeOwned>(
+        &self,
+        name: &VmName,
+        what: &str,
+        path: &str,
+        request: &impl Serialize,
+    ) -> anyhow::Result<R> {
+        interrupt::say(format!("interrupted; what has begun goes on: see `ebb status {name}`"))?;
+        let line = |time| doing(name, what, time);
+        progress::during(false, line, || self.send(Method::POST, path, request))
     }
 
     /// Cancels a job, and waits for its end.

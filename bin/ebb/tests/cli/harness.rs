@@ -1,13 +1,14 @@
 //! Runs `ebb` with its own run directory, against a socket that the test serves.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use serde_json::Value;
 
 const EBB: &str = env!("CARGO_BIN_EXE_ebb");
@@ -56,6 +57,23 @@ impl Line {
 
     pub fn run(mut self) -> Ran {
         Ran::from(self.0.output().unwrap())
+    }
+
+    /// Runs with a terminal as standard error, where lines end with `\r\n`.
+    pub fn run_on_terminal(mut self) -> Ran {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let terminal = openpt(flags).unwrap();
+        unlockpt(&terminal).unwrap();
+        let peer = ioctl_tiocgptpeer(&terminal, flags).unwrap();
+        self.0.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(peer);
+        let child = self.0.spawn().unwrap();
+        // This process's copy of the peer is in the command.
+        drop(self);
+        let mut stderr = Vec::new();
+        // It fails (EIO) once the program has ended, and keeps what it has read until then.
+        let _ = File::from(terminal).read_to_end(&mut stderr);
+        let output = child.wait_with_output().unwrap();
+        Ran::from(Output { stderr, ..output })
     }
 }
 
@@ -106,6 +124,15 @@ impl Dir {
     /// Serves as [`Dir::daemon`] does, and gives `version` when `ebb` asks for the version, which
     /// it does first.
     pub fn daemon_of(&self, version: Answer, answer: Answer) -> Daemon {
+        self.daemon_by(version, move |_| answer.clone())
+    }
+
+    /// Serves as [`Dir::daemon_of`] does, and answers each request by its first line.
+    pub fn daemon_by(
+        &self,
+        version: Answer,
+        answer: impl Fn(&str) -> Answer + Send + 'static,
+    ) -> Daemon {
         let listener = UnixListener::bind(self.path().join("ebbd.sock")).unwrap();
         let (to, requests) = mpsc::channel();
         // The thread ends with the test's process.
@@ -117,9 +144,10 @@ impl Dir {
                     stream.write_all(version.0.as_deref().unwrap_or_default().as_bytes()).unwrap();
                     continue;
                 }
+                let answer = answer(&request.line);
                 // The test may not want to see the request.
                 let _ = to.send(request);
-                match &answer.0 {
+                match answer.0 {
                     None => loop {
                         thread::park();
                     },
@@ -139,6 +167,7 @@ fn install(from: &Path, to: &Path) {
 }
 
 /// The daemon's answer, byte for byte, or `None` for a daemon that never answers.
+#[derive(Clone)]
 pub struct Answer(Option<String>);
 
 impl Answer {
@@ -167,6 +196,11 @@ impl Daemon {
     /// Returns the first request other than the one for the version.
     pub fn request(self) -> Request {
         self.0.recv().unwrap()
+    }
+
+    /// Returns the first lines of all requests that it has answered.
+    pub fn lines(self) -> Vec<String> {
+        self.0.try_iter().map(|request| request.line).collect()
     }
 }
 

@@ -244,6 +244,42 @@ fn a_daemon_that_knows_no_jobs_has_done_it() {
 }
 
 #[test]
+fn on_a_terminal_it_is_done_without_a_job_if_there_is_no_room_for_one() {
+    let (job, alone) = ("POST /v1/vms/web/reclaim?job=true", "POST /v1/vms/web/reclaim");
+    for (status, code, asked, ends) in
+        [(429, "too_many", &[job, alone][..], 0), (422, "not_trusted", &[job][..], 1)]
+    {
+        let dir = Dir::new();
+        let refusal = json!({ "code": code, "error": "no", "hint": null });
+        let (refused, done) = (Answer::json(status, &refusal), Answer::json(200, &a_reclaim()));
+        let answer = move |line: &str| {
+            if line.contains("?job=true") { refused.clone() } else { done.clone() }
+        };
+        let daemon = dir.daemon_by(Answer::text(200, "{}"), answer);
+        let ran = harness::command(dir.path(), "reclaim web").run_on_terminal();
+        assert_eq!(ran.code, Some(ends), "{}", ran.stderr);
+        assert_eq!(ran.stdout.contains("reclaimed 4 MiB"), ends == 0, "{}", ran.stdout);
+        let asked: Vec<String> = asked.iter().map(|line| format!("{line} HTTP/1.1")).collect();
+        assert_eq!(daemon.lines(), asked);
+    }
+}
+
+#[test]
+fn a_job_that_somebody_cancels_has_an_exit_code_of_its_own() {
+    let mut cut = a_job("cancelled");
+    cut["reclaim"] = a_reclaim();
+    let stays = "ebb: job 1795871112345 was cancelled; what it did until then stays done";
+    let nothing = "ebb: job 1795871112345 was cancelled: evicted 3 MiB: it was cancelled";
+    for (answer, line, is_report) in [(cut, stays, true), (a_job("cancelled"), nothing, false)] {
+        let dir = Dir::new();
+        let _daemon = dir.daemon(Answer::json(202, &answer));
+        let ran = harness::command(dir.path(), "reclaim web").run_on_terminal();
+        assert_eq!((ran.code, ran.stderr.trim_end()), (Some(4), line));
+        assert_eq!(ran.stdout.contains("reclaimed 4 MiB"), is_report, "{}", ran.stdout);
+    }
+}
+
+#[test]
 fn jobs_are_listed_and_cancelled() {
     let running = "1795871112345  web  evict  running  3 MiB of 4 MiB";
     asks("jobs", "GET /v1/jobs", &Value::Null, &json!([a_job("running")]), running);

@@ -21,6 +21,7 @@ use super::pool::PoolRecord;
 use super::swap_dir::SwapDir;
 use super::vm_process::VmProcess;
 use crate::model::api_error::{Answer, ApiError, failed, not_allowed};
+use crate::model::figures::VmFigures;
 use crate::model::record::Record;
 use crate::model::site::Site;
 use crate::model::task::{Task, Work};
@@ -125,6 +126,13 @@ impl Daemon {
     /// What the pilot saw and decided.
     pub(super) fn pilot(&self) -> &PilotState {
         &self.pilot
+    }
+
+    /// Publishes what a VM's process says. If the guest misses memory, the pilot looks soon.
+    pub(super) fn publish(&self, listing: &Listing, figures: VmFigures) {
+        if listing.publish(figures) {
+            self.pilot.hear_of_missed();
+        }
     }
 
     /// Directories, and the settings of all VMs.

@@ -213,9 +213,7 @@ async fn follow(daemon: Daemon, directory: PathBuf, listing: Arc<Listing>) {
                 let pause = match (reply.status, reply.read::<VmFigures>()) {
                     (StatusCode::OK, Ok(figures)) => {
                         after = figures.number;
-                        if listing.publish(figures) {
-                            daemon.pilot().hear_of_missed();
-                        }
+                        daemon.publish(&listing, figures);
                         LOOK_EVERY
                     }
                     (StatusCode::NO_CONTENT, _) => LOOK_EVERY,

@@ -22,6 +22,7 @@ use super::limit::{Limit, in_flight};
 use super::parts::{self, Counted};
 use super::reclaim::Reclaim;
 use super::resize::Resize;
+use super::returned::Returned;
 use super::tiering::Tiering;
 use super::trust::Trust;
 use crate::helpers::console;
@@ -48,27 +49,20 @@ pub struct Knowing<'a> {
     pub resize: &'a Resize,
     /// Knows the tiers.
     pub tiering: &'a Tiering,
+    /// Knows what the guest has got back.
+    pub returned: &'a Returned,
 }
 
 /// Returns the whole status. With `counts`, every frame is classified.
 pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
-    let Knowing { cx, devices, reclaim, hyperalloc, resize, tiering, .. } = knowing;
+    let Knowing { cx, devices, reclaim, hyperalloc, resize, tiering, returned, .. } = knowing;
     let (record, pager) = (&*cx.record, &cx.pager);
-    let (all_bytes, memory_bytes) = (pager.ram().bytes(), cx.memory_bytes());
+    let memory_bytes = cx.memory_bytes();
     let resident_bytes = pager.ram().resident_bytes().map_err(failed("the VM's RAM"))?;
-    // Includes memory that is not plugged, as `absent_at_attach_bytes` does.
-    let absent_bytes = all_bytes.saturating_sub(resident_bytes);
-    let (totals, record_directory) = (record.totals, cx.record.directory());
-    let read = |counter: &AtomicU64| counter.load(Relaxed);
-    let (emptied_bytes, returned_total_bytes) = match record.mode {
-        Mode::Strict => (
-            read(&pager.counters().empty_frames) * FRAME_BYTES,
-            read(&pager.counters().returned_frames) * FRAME_BYTES,
-        ),
-        Mode::Release => (
-            memory_bytes.saturating_sub(resident_bytes),
-            (totals.reclaimed_bytes + totals.absent_at_attach_bytes).saturating_sub(absent_bytes),
-        ),
+    let record_directory = cx.record.directory();
+    let emptied_bytes = match record.mode {
+        Mode::Strict => pager.counters().empty_frames.load(Relaxed) * FRAME_BYTES,
+        Mode::Release => memory_bytes.saturating_sub(resident_bytes),
     };
     let shared_size = hyperalloc.shared_size();
     let size = resize.status(cx, &shared_size);
@@ -111,8 +105,8 @@ pub fn of(knowing: &Knowing<'_>, counts: bool) -> Answer<VmStatus> {
         guest: guest(cx.guest.kernel(), pager, counts),
         faults: faults(pager),
         fault_ns: fault_times(pager),
-        reclaimed_total_bytes: totals.reclaimed_bytes,
-        returned_total_bytes,
+        reclaimed_total_bytes: record.totals.reclaimed_bytes,
+        returned_total_bytes: returned.bytes(),
         auto: reclaim.auto_status(cx),
         limit,
         size,

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use ebb_api::DetachReport;
+use ebb_api::{DetachReport, VmStatus};
 use ebb_units::FRAME_BYTES;
 use tokio::sync::oneshot;
 
@@ -26,6 +26,7 @@ use super::limit::Limit;
 use super::publisher::Publisher;
 use super::reclaim::Reclaim;
 use super::resize::Resize;
+use super::returned::Returned;
 use super::small_pages::SmallPages;
 use super::status::{self, Knowing};
 use super::tiering::Tiering;
@@ -67,6 +68,7 @@ pub struct Worker {
     resize: Resize,
     tiering: Tiering,
     small_pages: SmallPages,
+    returned: Returned,
     /// Shows the figures to others.
     publisher: Publisher,
     /// When the figures were published last.
@@ -96,6 +98,7 @@ impl Worker {
             resize: Resize::default(),
             tiering: Tiering::new(&cx, calibrated),
             small_pages: SmallPages::default(),
+            returned: Returned::default(),
             publisher,
             published: Instant::now(),
             refaulted_frames: 0,
@@ -158,8 +161,15 @@ impl Worker {
 
     /// Returns all controllers that know a part of the VM's state.
     fn knowing(&self) -> Knowing<'_> {
-        let Worker { cx, trust, devices, reclaim, hyperalloc, limit, resize, tiering, .. } = self;
-        Knowing { cx, trust, devices, reclaim, hyperalloc, limit, resize, tiering }
+        let Worker { cx, trust, devices, reclaim, hyperalloc, limit, .. } = self;
+        let Worker { resize, tiering, returned, .. } = self;
+        Knowing { cx, trust, devices, reclaim, hyperalloc, limit, resize, tiering, returned }
+    }
+
+    /// Returns the VM's status. With `counts`, every frame is classified.
+    fn status_now(&mut self, counts: bool) -> Answer<VmStatus> {
+        self.returned.look(&self.cx)?;
+        status::of(&self.knowing(), counts)
     }
 
     /// Whether the figures are to be published now. The pilot should know soon that the guest misses
@@ -180,7 +190,7 @@ impl Worker {
         let member = member::of(&self.cx, &mut self.limit, &mut self.tiering);
         self.notice_removed_swap();
         let piloted = piloted::of(&self.cx, &self.limit);
-        match (status::of(&self.knowing(), false), member, piloted) {
+        match (self.status_now(false), member, piloted) {
             (Ok(status), Ok(member), Ok(piloted)) => {
                 let times = times::of(&self.cx, &self.reclaim, &self.hyperalloc);
                 self.publisher.publish(status, member, Some(piloted), Some(times));

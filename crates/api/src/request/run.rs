@@ -173,14 +173,25 @@ impl RunRequest {
     }
 
     fn check_boot(&self) -> Result<(), BadRequest> {
-        ensure(self.kernel.is_some() || !self.qemu_args.is_empty(), || {
-            "nothing to boot: give --kernel, or QEMU's own arguments behind --".into()
-        })?;
+        ensure(self.kernel.is_some() || !self.qemu_args.is_empty(), || self.lack_of_boot())?;
         ensure(self.kernel.is_some() || (self.initrd.is_none() && self.append.is_none()), || {
             "--initrd and --append need --kernel".into()
         })?;
         let paths = self.kernel.iter().chain(&self.initrd).chain(&self.cwd);
         paths.map(PathBuf::as_path).try_for_each(check_absolute)
+    }
+
+    /// What to add to a request without a kernel and QEMU's own arguments. SeaBIOS boots only from
+    /// sectors of 512 bytes.
+    fn lack_of_boot(&self) -> String {
+        match self.disks.first() {
+            None => "nothing to boot: give --kernel, or QEMU's own arguments behind --".into(),
+            Some(disk) => format!(
+                "nothing to boot: QEMU's firmware boots from no disk with sectors of 4 KiB, as {} \
+                 has by --disk: give --kernel and --initrd, too, or QEMU's own arguments behind --",
+                disk.path.display()
+            ),
+        }
     }
 }
 
@@ -296,7 +307,12 @@ mod tests {
 
     #[test]
     fn refuses_a_vm_with_nothing_to_boot() {
-        assert!(refused(RunRequest { kernel: None, ..run() }).contains("nothing to boot"));
+        let none = refused(RunRequest { kernel: None, ..run() });
+        assert_eq!(none, "nothing to boot: give --kernel, or QEMU's own arguments behind --");
+        let disks = vec!["/a.img".parse().expect("a disk")];
+        let by_disk = refused(RunRequest { kernel: None, disks: disks.clone(), ..run() });
+        assert!(by_disk.contains("as /a.img has by --disk: give --kernel"), "{by_disk}");
+        assert_eq!(RunRequest { disks, ..run() }.check(), Ok(()));
         let by_args = RunRequest { kernel: None, qemu_args: vec!["-snapshot".into()], ..run() };
         assert_eq!(by_args.check(), Ok(()));
         let orphan = RunRequest { append: Some("quiet".into()), ..by_args };

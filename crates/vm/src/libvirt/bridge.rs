@@ -17,12 +17,12 @@ use std::sync::OnceLock;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::connection::{Connection, Found, Message, Procedure, Until, event_in};
 use super::error::LibvirtError;
-use super::qemu_of;
 use super::xdr::{Decoder, Encoder};
+use super::{REFUSED, qemu_of};
 
 /// Most bytes of a request. Ebb's own are far shorter.
 const REQUEST_BYTES: usize = 64 << 10;
@@ -66,8 +66,8 @@ impl Bridge {
         }
     }
 
-    /// Runs until one of the two closes its connection, or libvirt refuses. Notes why. The `Qmp`
-    /// then sees the end of its connection.
+    /// Runs until one of the two closes its connection, or libvirt breaks the protocol. Notes why.
+    /// The `Qmp` then sees the end of its connection.
     pub fn run(mut self, ended: &OnceLock<LibvirtError>) {
         let Err(why) = self.serve();
         // Nobody else sets it.
@@ -87,12 +87,32 @@ impl Bridge {
         }
     }
 
-    /// Has QEMU execute a request.
+    /// Answers a request.
     fn answer(&mut self, request: &[u8]) -> Result<(), LibvirtError> {
-        let unclear = |_| LibvirtError::Unclear("a request");
-        let mut request: Value = serde_json::from_slice(request).map_err(unclear)?;
+        let unsendable = |_| LibvirtError::Unsendable("a request is no JSON");
+        let mut request: Value = serde_json::from_slice(request).map_err(unsendable)?;
         // libvirt numbers its requests itself.
         let number = request.as_object_mut().and_then(|request| request.remove("id"));
+        let mut answer = match self.executed(&request) {
+            // It is about this request alone, and says nothing of QEMU.
+            Err(why @ LibvirtError::Refused(_)) => {
+                Map::from_iter([(REFUSED.to_owned(), Value::String(why.to_string()))])
+            }
+            executed => executed?,
+        };
+        if let Some(number) = number {
+            answer.insert("id".into(), number);
+        }
+        self.said.extend(format!("{}\n", Value::Object(answer)).into_bytes());
+        while !self.said.is_empty() {
+            self.say_now()?;
+            self.wait_to_say()?;
+        }
+        Ok(())
+    }
+
+    /// Has QEMU execute a request, and returns what it answers.
+    fn executed(&mut self, request: &Value) -> Result<Map<String, Value>, LibvirtError> {
         let lent = self.lent.take();
         let procedure = match lent {
             Some(_) => Procedure::MONITOR_COMMAND_WITH_FILES,
@@ -111,16 +131,10 @@ impl Bridge {
         let unclear = LibvirtError::Unclear("QEMU's answer");
         let answer = Decoder(&answer).text().and_then(|text| serde_json::from_str(text).ok());
         let Some(Value::Object(mut answer)) = answer else { return Err(unclear) };
+        // Both are this thread's to say.
         answer.remove("id");
-        if let Some(number) = number {
-            answer.insert("id".into(), number);
-        }
-        self.said.extend(format!("{}\n", Value::Object(answer)).into_bytes());
-        while !self.said.is_empty() {
-            self.say_now()?;
-            self.wait_to_say()?;
-        }
-        Ok(())
+        answer.remove(REFUSED);
+        Ok(answer)
     }
 
     /// Calls a procedure of libvirt's, and hears events meanwhile.
@@ -159,7 +173,7 @@ impl Bridge {
                 return Ok(Some(std::mem::replace(&mut self.asked, rest)));
             }
             if self.asked.len() >= REQUEST_BYTES {
-                return Err(LibvirtError::Unclear("a request that is too long"));
+                return Err(LibvirtError::Unsendable("a request is too long"));
             }
             if !self.read_some()? {
                 return Ok(None);

@@ -173,7 +173,7 @@ impl Connection {
             Some(_) => (Kind::CallWithFiles, &[1]),
         };
         let bytes = encoded(procedure, kind as u32, (self.serial, 0), files, &arguments.0);
-        let bytes = bytes.ok_or(LibvirtError::Unclear("a call that is too long"))?;
+        let bytes = bytes.ok_or(LibvirtError::Unsendable("a call is too long"))?;
         self.send(&bytes, None, until)?;
         // A descriptor comes behind its message, with a byte of its own.
         fd.map_or(Ok(()), |fd| self.send(&[0], Some(fd), until))

@@ -29,7 +29,7 @@ pub enum LibvirtError {
     /// The daemon does not let this user in without a login.
     #[error("libvirt asks for a login, but root needs none: run ebbd as root")]
     Login,
-    /// The daemon refused.
+    /// The daemon refused one call.
     #[error("libvirt refuses: {0}")]
     Refused(String),
     /// The domain's QEMU is another process.
@@ -40,9 +40,12 @@ pub enum LibvirtError {
         /// The process that Ebb manages.
         pid: i32,
     },
-    /// One side does not speak the protocol, or a message is too long. The text names the part.
-    #[error("Ebb and libvirt do not understand each other: {0}")]
+    /// What the daemon says is not of the protocol, or too long. The text names the part.
+    #[error("Ebb does not understand what libvirt says: {0}")]
     Unclear(&'static str),
+    /// Ebb has something to ask that the protocol has no room for. The text names it.
+    #[error("Ebb cannot ask libvirt: {0}")]
+    Unsendable(&'static str),
     /// Whoever asked has closed the connection.
     #[error("nobody waits for libvirt's answer any more")]
     Unwanted,

@@ -196,13 +196,40 @@ fn an_answer_that_overtakes_an_event_is_held_back() {
 fn a_refusal_of_libvirts_is_no_answer_of_qemus() {
     let Peers { qmp, daemon, state: _state } = peers(&[0], |mut daemon| {
         let (call, _) = daemon.command().unwrap();
+        daemon.event("RESET");
         daemon.refuse(&call, "domain is\nnot running");
-        assert!(daemon.call().is_none(), "the connection ends");
+        let (call, _) = daemon.command().unwrap();
+        daemon.answer_all(&call, &json!({ "return": 1, REFUSED: "by QEMU, which cannot" }));
+        assert!(daemon.call().is_none());
     });
-    let error = qmp.unwrap().execute("query-migrate-parameters", json!({})).unwrap_err();
+    let mut qmp = qmp.unwrap();
+    let error = qmp.execute("query-migrate-parameters", json!({})).unwrap_err();
     assert!(matches!(error, QmpError::Libvirt(_)), "{error}");
     assert_eq!(error.to_string(), "libvirt refuses: domain is?not running");
-    daemon.join().unwrap();
+    assert_eq!(qmp.events().unwrap(), ["RESET"], "what came before is here");
+    assert_eq!(qmp.execute("query-status", json!({})).unwrap(), json!(1), "it goes on");
+    end(qmp, daemon);
+}
+
+/// A refusal that comes too late is not the next question's.
+#[test]
+fn a_late_refusal_of_libvirts_is_dropped() {
+    let (late, is_late) = std::sync::mpsc::channel();
+    let Peers { qmp, daemon, state: _state } = peers(&[0], move |mut daemon| {
+        let (call, _) = daemon.command().unwrap();
+        is_late.recv().unwrap();
+        daemon.refuse(&call, "it took too long");
+        let (call, _) = daemon.command().unwrap();
+        daemon.answer_all(&call, &json!({ "return": 1 }));
+        assert!(daemon.call().is_none());
+    });
+    let mut qmp = qmp.unwrap();
+    let most = Duration::from_millis(1);
+    let first = qmp.in_a_hurry(most, |qmp| qmp.execute("query-status", json!({})));
+    assert!(matches!(first, Err(QmpError::Io(_))), "{first:?}");
+    late.send(()).unwrap();
+    assert_eq!(qmp.execute("query-status", json!({})).unwrap(), json!(1));
+    end(qmp, daemon);
 }
 
 #[test]
@@ -273,7 +300,7 @@ fn what_is_too_long_or_no_message_ends_the_connection() {
         let Peers { qmp, daemon, state: _state } = peers(&[0], move |mut daemon| {
             let _call = daemon.command().unwrap();
             daemon.0.write_all(lie).unwrap();
-            assert!(daemon.call().is_none());
+            assert!(daemon.call().is_none(), "the connection ends");
         });
         let error = qmp.unwrap().execute("query-status", json!({})).unwrap_err();
         assert!(matches!(&error, QmpError::Libvirt(why) if why.contains("understand")), "{error}");
@@ -350,6 +377,10 @@ fn an_answer_may_be_as_long_as_libvirt_allows() {
 
 #[test]
 fn only_a_uuid_is_one() {
+    let state = tempfile::tempdir().unwrap();
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    let none = over(ours, state.path(), PID, "web", Instant::now() + LONG).err().unwrap();
+    assert_eq!(none.to_string(), "Ebb cannot ask libvirt: its domain's UUID is none");
     assert_eq!(bytes_of(UUID).unwrap()[..2], [0x5f, 0x48]);
     for other in ["", "5f489973", &UUID.replace('5', "x"), &format!("{UUID}00")] {
         assert_eq!(bytes_of(other), None, "{other}");

@@ -37,7 +37,7 @@ pub enum QmpError {
         /// PID of the process that should.
         pid: i32,
     },
-    /// libvirt, which passes everything on, does not.
+    /// libvirt, which passes everything on, does not, or not this.
     #[error("{0}")]
     Libvirt(String),
     /// QEMU refused the command.
@@ -48,6 +48,22 @@ pub enum QmpError {
         /// QEMU's reason.
         reason: String,
     },
+}
+
+/// Why a request was refused, by who refused it.
+pub(super) enum Refusal {
+    Qemu(String),
+    Libvirt(String),
+}
+
+impl Refusal {
+    /// The error of the command that was refused.
+    pub(super) fn of(self, command: &str) -> QmpError {
+        match self {
+            Refusal::Qemu(reason) => QmpError::Refused { command: command.into(), reason },
+            Refusal::Libvirt(why) => QmpError::Libvirt(why),
+        }
+    }
 }
 
 impl From<LibvirtError> for QmpError {

@@ -68,7 +68,7 @@ static GAUGES: [Gauge; 12] = [
     }),
 ];
 
-/// Totals. Those of reclaimed memory count since Ebb manages the VM, the others since the VM's
+/// Totals. That of reclaimed memory counts since Ebb manages the VM, the others since the VM's
 /// process began.
 static COUNTERS: [Counter; 9] = [
     (bytes("vm_reclaimed", "Free memory that was reclaimed."), |vm| vm.reclaimed_total_bytes),

@@ -132,7 +132,7 @@ impl Worker {
             self.resize.glance_for_status(&mut self.cx);
         }
         self.reclaim.judge_restored(&self.cx);
-        status::of(&self.knowing(), counts)
+        self.status_now(counts)
     }
 
     fn set_limit(&mut self, request: LimitRequest) -> Answer<LimitStatus> {
