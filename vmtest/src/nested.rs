@@ -215,21 +215,34 @@ pub fn with_qemu(disk: Disk) -> Disk {
     disk.mounted(add_qemu)
 }
 
-fn add_qemu(root: &Path) {
+/// Copies these programs of this host, and the libraries that they are linked with, into the file
+/// system of a disk.
+///
+/// # Panics
+/// One of them is not in PATH.
+pub fn with_programs(disk: Disk, names: &[&str]) -> Disk {
+    disk.mounted(|root| names.iter().for_each(|name| add_program(name, root)))
+}
+
+fn add_program(name: &str, root: &Path) {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let qemu = std::env::split_paths(&path).map(|at| at.join(QEMU)).find(|at| at.is_file());
-    let qemu = qemu.expect("QEMU");
-    copy(&qemu, &root.join("usr/bin").join(QEMU));
+    let program = std::env::split_paths(&path).map(|at| at.join(name)).find(|at| at.is_file());
+    let program = program.unwrap_or_else(|| panic!("no {name}: run scripts/setup test"));
+    copy(&program, &root.join("usr/bin").join(name));
+    add_libraries(&program, root);
+}
+
+fn add_qemu(root: &Path) {
+    add_program(QEMU, root);
     for directory in QEMU_FILES.map(Path::new).into_iter().filter(|path| path.is_dir()) {
         let to = inside(root, directory);
         fs::create_dir_all(&to).expect("a directory");
         call(&[&"cp", &"--recursive", &"--dereference", &directory.join("."), &to]);
     }
     let accelerators = Path::new(QEMU_FILES[2]).join("accel-tcg-x86_64.so");
-    [qemu, accelerators]
-        .iter()
-        .filter(|file| file.is_file())
-        .for_each(|file| add_libraries(file, root));
+    if accelerators.is_file() {
+        add_libraries(&accelerators, root);
+    }
 }
 
 fn add_kernels(root: &Path) {

@@ -15,13 +15,15 @@ use super::{assets, cargo, guest_kernel};
 /// The tests of vmtest for what may go wrong once in thousands of times, or takes long to try. All of kvmtest and the
 /// allocator's thread tests run besides. The longest tests come first, so that all lanes end at
 /// about the same time.
-const VM_TESTS: [&str; 25] = [
+const VM_TESTS: [&str; 27] = [
     "in_flight",
+    "soak",
     "hyperalloc",
     "reclaim",
     "guest_kernel",
     "idle",
     "dma",
+    "libvirt",
     "evict",
     "limit",
     "nodes",
@@ -58,7 +60,7 @@ pub struct Args {
     /// Only these: programs of vmtest's tests, `kvmtest`, `models`, `threads` or `fuzz` [default: all]
     #[arg(value_name = "NAME")]
     only: Vec<String>,
-    /// Begin no new round after this many minutes; a round takes about 100 minutes with one lane
+    /// Begin no new round after this many minutes; a round takes about two hours with one lane
     #[arg(long, default_value_t = 60)]
     minutes: u64,
     /// Fuzz each target for this many seconds in each round

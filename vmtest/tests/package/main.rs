@@ -1,6 +1,7 @@
 //! Debian's package on a Debian with systemd: installed, started, upgraded and removed, while VMs
 //! run beside it. The commands are those that the docs give to newcomers. That takes minutes, since
-//! QEMU runs in QEMU there: `cargo xtask soak package`.
+//! QEMU runs in QEMU there, and since cargo-deb is built the first time. So `make test` leaves it
+//! out: `cargo xtask soak package`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,12 @@ use vmtest::{Disk, Guest, Host, Ran, assets, docs, has_time, nested, require};
 /// Longest time for all steps.
 const PATIENCE: Duration = Duration::from_secs(1800);
 /// Pages with commands that are carried out.
-const PAGES: [&str; 4] = ["start", "install", "attach", "limits"];
+const PAGES: [&str; 9] =
+    ["start", "pilot", "limits", "attach", "install", "config", "metrics", "api", "remote"];
+/// Programs in these commands that neither the package nor the small Debian has.
+const PROGRAMS: [&str; 2] = ["curl", "openssl"];
+/// What `openssl` reads where it is installed as a package.
+const OPENSSL_SETTINGS: &str = "/etc/ssl/openssl.cnf";
 
 /// Builds the package with this revision.
 fn package(host: &Host, revision: &str) -> PathBuf {
@@ -49,7 +55,8 @@ fn a_newcomer_installs_upgrades_and_removes_ebb_beside_vms() {
     let files = newcomers_files(&host);
     let files: Vec<_> = files.iter().map(|file| (file.as_path(), "root")).collect();
     let disk = nested::with_qemu(disk).with_kernel(&kernel.unwrap()).with_files(&files);
-    let disk = disk.with_files(&[
+    let disk = nested::with_programs(disk, &PROGRAMS).with_files(&[
+        (Path::new(OPENSSL_SETTINGS), "root/openssl.cnf"),
         (&own.join("walk.sh"), "root/walk.sh"),
         // In place of the unit of other tests, which would power the guest off.
         (&own.join("walk.service"), "etc/systemd/system/check-files.service"),

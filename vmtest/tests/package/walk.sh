@@ -1,7 +1,7 @@
 #!/bin/sh
 # The way of a newcomer, as the docs have it: what the package does to a Debian with two VMs. Each
 # step must succeed. The console shows which one it is. PAGE.commands has the commands of a page.
-export HOME=/root LC_ALL=C DEBIAN_FRONTEND=noninteractive
+export HOME=/root LC_ALL=C DEBIAN_FRONTEND=noninteractive OPENSSL_CONF=/root/openssl.cnf
 cd /root || exit
 
 say() {
@@ -127,14 +127,10 @@ has_own_user() {
     user=$(user_of "$1") && [ "$user" -ge $first ] && [ "$user" -le $last ]
 }
 
-# A VM with a drive that QEMU opens by itself.
-start_drive() {
-    ebb run --name d --memory 64M "$@" -- -drive file=/srv/d.img,if=virtio,format=raw
-}
-
-# The refusal says what to do.
+# A VM with a drive that QEMU opens by itself, and may not. The refusal says what to do.
 refused_with_advice() {
-    why=$(start_drive 2>&1) && return 1
+    why=$(ebb run --name scratch --memory 64M -- \
+        -drive file=/srv/scratch.img,if=virtio,format=raw 2>&1) && return 1
     echo "$why"
     echo "$why" | grep --quiet -e '--disk.*--user'
 }
@@ -152,6 +148,8 @@ mkdir -p target/debian
 mv ebb_*-1_*.deb target/debian
 # The page has a later release.
 mv ebb_*-2_*.deb ebb_0.2.0-1_amd64.deb
+# Clients of this host have this name for it.
+echo "127.0.0.1 web1" >>/etc/hosts
 
 follow start 1-install
 step "nothing starts by itself" fails active ebbd
@@ -173,6 +171,7 @@ follow start 3-manage-one-vm
 step "only that one is managed" managed 1
 follow start 4-let-ebb-decide
 step "both are managed" managed 2
+follow pilot the-pilot
 follow limits set-a-limit
 follow attach detach
 step "the other is still managed" managed 1
@@ -182,28 +181,37 @@ follow install install
 step "no more VMs by themselves" ebb pilot on --attach off
 step "watch" ebb top --once
 step "take" ebb evict b --bytes 1M
-step "settings are right" ebb config check
-step "reload" systemctl reload ebbd
+follow config set-up-a-host
 step "it goes on" active ebbd
+step "both are managed after a restart" comes managed 2
+follow metrics metrics
+follow api the-rest-interface
+follow api jobs
+follow remote set-it-up
+step "both are managed beside other machines" comes managed 2
+follow remote ask-with-ebb
+follow remote ask-with-curl
+step "who has no token is refused" fails curl --fail --cacert web1.crt https://web1:7443/v1/vms
 
 before=$(pid ebbd)
 follow install upgrade
 step "another daemon" fails test "$(pid ebbd)" = "$before"
 step "both are managed after the upgrade" comes managed 2
 step "both run after the upgrade" unhurt
+step "settings stay" grep --quiet '^listen = ' /etc/ebb/ebb.toml
+follow remote ask-with-ebb
 step "numbers for QEMUs, once" reserved
 step "the daemon dies" kill -9 "$(pid ebbd)"
 step "systemd starts another" comes active ebbd
 step "both are managed after the death" comes managed 2
 step "both run after the death" unhurt
 
-step "a drive of root's alone" install --mode 600 /dev/null /srv/d.img
-step "its size" truncate --size 64M /srv/d.img
+step "a drive of root's alone" install --mode 600 /dev/null /srv/scratch.img
+step "its size" truncate --size 64M /srv/scratch.img
 step "QEMU may not open it" refused_with_advice
-step "it is given to the user for QEMUs" chown _ebb-qemu: /srv/d.img
-step "QEMU opens it as this user" start_drive --user _ebb-qemu
-step "it is this user" test "$(user_of d)" = "$(id --user _ebb-qemu)"
-step "the VM with the drive ends" kill "$(qemu_of d)"
+follow install the-users-of-qemus
+step "QEMU is the user for it" test "$(user_of scratch)" = "$(id --user _ebb-qemu)"
+step "the VM with the drive ends" kill "$(qemu_of scratch)"
 step "the VM with the drive is gone" comes managed 2
 
 step "a disk" truncate --size 64M /root/disk.img
@@ -224,9 +232,10 @@ step "no program is left" fails test -e /usr/bin/ebbd
 step "no process is left" fails ebb_runs
 step "both run after the removal" unhurt
 step "purge" apt-get purge ebb
-for place in /etc/ebb /var/log/ebb /var/lib/ebb /run/ebb; do
+for place in /etc/ebb/ebb.toml /var/log/ebb /var/lib/ebb /run/ebb; do
     step "nothing is left of $place" fails test -e "$place"
 done
+step "keys and tokens of the operator stay" test -f /etc/ebb/ebbd.key -a -f /etc/ebb/tokens
 step "the user for QEMUs stays" account
 step "its numbers stay" reserved
 step "both run at the end" unhurt
