@@ -50,6 +50,9 @@ fn a_browser_shows_a_vm_and_controls_it_only_with_leave() {
     vm.guest("fill kept 100M");
     vm.guest("fill freed 200M");
     vm.guest("free freed");
+    // Faults that are over before somebody looks.
+    vm.ebb("evict --bytes 1G").ok();
+    assert_eq!(vm.guest("check kept"), "0");
     require!(browse(&listening, &vm, false));
     assert!(!pilot(&host).vms[0].hold, "a token that may look changes nothing");
     require!(browse(&listening, &vm, true));

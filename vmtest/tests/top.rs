@@ -62,6 +62,9 @@ fn columns_add_up_to_the_size() {
     assert!(text.contains("  NAME") && text.contains(limited.name()), "{text}");
     assert!(host.ebb("top").refused().contains("use ebb list, or ebb top --once"));
     assert_eq!(limited.guest("check kept"), "0");
+    // What had to come back for that took its time.
+    let slowest_ns = || of(&figures(&host), &limited).fault_ns.as_ref()?.p99;
+    until_or(slowest_ns).unwrap_or_else(|| panic!("{:?}", figures(&host)));
 }
 
 #[test]
@@ -139,7 +142,13 @@ fn the_past_outlives_the_daemon() {
         let top = || serde_json::from_str::<Top>(&ran.stdout).expect("figures");
         (ran.code == Some(0)).then(top)
     };
-    let before = until_or(past).unwrap_or_else(|| panic!("{}", host.log()));
+    // Faults, so that the moment has their times.
+    vm.guest("fill kept 50M");
+    vm.ebb("evict --bytes 1G").ok();
+    assert_eq!(vm.guest("check kept"), "0");
+    let is_timed = |vm: &TopVm| vm.fault_ns.as_ref().is_some_and(|times| times.p99.is_some());
+    let has_times = |top: &Top| top.vms.iter().any(is_timed);
+    let before = until_or(|| past().filter(has_times)).unwrap_or_else(|| panic!("{}", host.log()));
     assert_eq!(of(&before, &vm).parts.expect("parts").sum_bytes(), 512 * MIB);
     host.kill_daemon();
     host.start();

@@ -3,6 +3,7 @@
 pub mod apart;
 pub mod asking;
 pub mod events;
+mod fault_window;
 pub mod history;
 pub mod jobs;
 mod link;

@@ -2,6 +2,7 @@
 
 pub mod api_error;
 pub mod auto;
+pub mod fault_spread;
 pub mod figures;
 pub mod host_pressure;
 pub mod member;

@@ -32,6 +32,7 @@ __all__ = [
     "EvictReport",
     "EvictRequest",
     "FaultCounts",
+    "FaultSpread",
     "FaultTimes",
     "Fragmentation",
     "GuestFigures",
@@ -531,6 +532,22 @@ class FaultCounts:
 
 
 @dataclass(kw_only=True)
+class FaultSpread:
+    """How long the faults of a while took, from a fault's arrival to its answer."""
+
+    counts: List[int]
+    """How many took less than 1024 ns, how many of the others less than 4 times that, then less
+    than 16 times that, and so on. The 14th number has no upper bound. Zeros at the end are left
+    out."""
+
+    p50: Optional[int] = None
+    """The median, in nanoseconds, right to a factor of 4; null: there was no fault."""
+
+    p99: Optional[int] = None
+    """99 of 100 faults are within this many nanoseconds, right to a factor of 4."""
+
+
+@dataclass(kw_only=True)
 class FaultTimes:
     """Quantiles of the time from a fault's arrival to its answer; null before the first fault."""
 
@@ -743,8 +760,9 @@ class HeatRequest:
 @dataclass(kw_only=True)
 class History:
     """What the host and its VMs were like, in moments from the first to the last. Where several
-    moments are on record within a step, they are one moment here: rates are means, whoever waited
-    or missed memory at any time did so, and all else is as it was last."""
+    moments are on record within a step, they are one moment here: rates are means, times of faults
+    are those of all faults, whoever waited or missed memory at any time did so, and all else is as
+    it was last."""
 
     points: List[Top]
     """The moments."""
@@ -1836,6 +1854,10 @@ class TopVm:
 
     compressed_in_bytes: int
     """Memory that the compressed part takes. It counts against the limit. In bytes."""
+
+    fault_ns: Optional[FaultSpread] = None
+    """Time that the faults of the last seconds took; null: not known. A fault may be among those of
+    two moments. In nanoseconds."""
 
     faults_per_s: Optional[int] = None
     """Faults that Ebb served in a second; null: not known. In seconds."""

@@ -37,8 +37,9 @@ pub struct HistoryQuery {
 }
 
 /// What the host and its VMs were like, in moments from the first to the last. Where several moments
-/// are on record within a step, they are one moment here: rates are means, whoever waited or missed
-/// memory at any time did so, and all else is as it was last.
+/// are on record within a step, they are one moment here: rates are means, times of faults are those
+/// of all faults, whoever waited or missed memory at any time did so, and all else is as it was
+/// last.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct History {
     /// Time from one moment to the next, in seconds, where all moments are on record.

@@ -64,8 +64,8 @@ pub use request::{
 };
 pub use role::{Role, WhoAmI};
 pub use status::{
-    AutoStatus, BalloonStatus, DiskCounts, FaultCounts, FaultTimes, Fragmentation, GuestFigures,
-    GuestStatus, KindBytes, LimitStatus, MemoryDeviceStatus, MemoryParts, ORDER_MAX,
+    AutoStatus, BalloonStatus, DiskCounts, FaultCounts, FaultSpread, FaultTimes, Fragmentation,
+    GuestFigures, GuestStatus, KindBytes, LimitStatus, MemoryDeviceStatus, MemoryParts, ORDER_MAX,
     PressureStatus, ReachStatus, ReachingDevice, SharingStatus, SizeStatus, TierStatus, TierUse,
     VmStatus, VmSummary,
 };

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 pub use self::balloon::{BalloonStatus, GuestFigures};
-pub use self::faults::{FaultCounts, FaultTimes};
+pub use self::faults::{FaultCounts, FaultSpread, FaultTimes};
 pub use self::limit::LimitStatus;
 pub use self::parts::MemoryParts;
 pub use self::sharing::{Fragmentation, KindBytes, SharingStatus};

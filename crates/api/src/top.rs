@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{MemoryParts, PilotMode, PilotStage, SeenBound, State, VmClass, VmName};
+use crate::{FaultSpread, MemoryParts, PilotMode, PilotStage, SeenBound, State, VmClass, VmName};
 
 /// The host and its VMs at one moment, by what the VMs' processes published last. No VM is asked.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
@@ -65,6 +65,9 @@ pub struct TopVm {
     pub working_bytes: Option<u64>,
     /// Faults that Ebb served in a second; null: not known.
     pub faults_per_s: Option<u64>,
+    /// Time that the faults of the last seconds took; null: not known. A fault may be among those
+    /// of two moments.
+    pub fault_ns: Option<FaultSpread>,
     /// Evicted memory that came back in a second, and less than 30 s after its eviction; null: not
     /// known.
     pub refaulted_bytes_per_s: Option<u64>,

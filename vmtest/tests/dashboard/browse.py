@@ -102,6 +102,13 @@ def columns_add_up(look: Look) -> None:
     expect(look.row.locator("svg.bar")).to_have_attribute("aria-label", re.compile("in use .*empty"))
 
 
+def times_of_faults(look: Look, place: str) -> None:
+    """The history has how long faults took that were over before the page was opened."""
+    figure = look.page.locator(f"{place} figure", has_text="Time from a fault to its answer")
+    for css in ("median", "slowest"):
+        expect(figure.locator(f"path.{css}")).to_have_attribute("d", re.compile("^M"))
+
+
 def keys(look: Look) -> None:
     look.press("/")
     expect(look.id("filter")).to_be_focused()
@@ -174,6 +181,7 @@ def only_looks(look: Look) -> None:
     for control in ("#hold", "#set-limit", "#pilot-modes button"):
         expect(look.page.locator(control)).to_have_count(0)
     expect(look.page.get_by_role("button", name="Monitor")).to_have_count(0)
+    times_of_faults(look, "#vm")
 
 
 def controls(look: Look) -> None:
@@ -217,7 +225,11 @@ def main() -> None:
         look = Look(browser, url, name, Path(pictures))
         enter(look, Path(token_file).read_text().strip())
         columns_add_up(look)
+        # Whatever the other steps took, it has these faults.
+        look.id("span").select_option(label="15 minutes")
+        times_of_faults(look, "#past-charts")
         if role == "control":
+            look.id("span").select_option(label="2 minutes")
             controls(look)
             keys(look)
             colours_and_widths(look)

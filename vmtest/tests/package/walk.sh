@@ -94,6 +94,51 @@ ebb_runs() {
     readlink /proc/[0-9]*/exe | grep --quiet /usr/bin/ebbd
 }
 
+qemu_of() {
+    ebb status "$1" --json | sed -n 's/^ *"pid": \([0-9]*\),*$/\1/p' | head -n 1
+}
+
+# The user that a VM's QEMU runs as.
+user_of() {
+    awk '$1 == "Uid:" { print $2 }' "/proc/$(qemu_of "$1")/status"
+}
+
+# Numbers that QEMUs get, and nobody else.
+first=1879048192 last=2147352575
+
+reserved() {
+    for file in /etc/subuid /etc/subgid; do
+        [ "$(grep -c "^_ebb-qemu:$first:$((last - first + 1))\$" $file)" = 1 ] || return 1
+    done
+}
+
+# Makes an account with subordinate numbers from this one on.
+add_user() {
+    useradd --key SUB_UID_COUNT=65536 --key SUB_UID_MIN="$1" --key SUB_UID_MAX=$last other
+}
+
+# An account that nobody can log in to.
+account() {
+    getent passwd _ebb-qemu | grep --quiet ':/nonexistent:.*nologin$' &&
+        passwd --status _ebb-qemu | grep --quiet '^_ebb-qemu L'
+}
+
+has_own_user() {
+    user=$(user_of "$1") && [ "$user" -ge $first ] && [ "$user" -le $last ]
+}
+
+# A VM with a drive that QEMU opens by itself.
+start_drive() {
+    ebb run --name d --memory 64M "$@" -- -drive file=/srv/d.img,if=virtio,format=raw
+}
+
+# The refusal says what to do.
+refused_with_advice() {
+    why=$(start_drive 2>&1) && return 1
+    echo "$why"
+    echo "$why" | grep --quiet -e '--disk.*--user'
+}
+
 installed() {
     [ "$(dpkg-query --show --showformat '${db:Status-Status}' ebb)" = installed ]
 }
@@ -113,6 +158,10 @@ step "nothing starts by itself" fails active ebbd
 step "settings" test -f /etc/ebb/ebb.toml
 step "a manual" test -f /usr/share/man/man1/ebb.1.gz
 step "completions" test -f /usr/share/bash-completion/completions/ebb
+step "a user for QEMUs" account
+step "numbers for QEMUs" reserved
+step "nobody else gets these numbers" fails add_user $first
+step "others get numbers beside them" add_user $((first - 65536))
 step "a VM" start_linux web
 step "another VM, without a system" start b 64M
 step "its monitor" comes test -S /run/b.qmp
@@ -142,21 +191,31 @@ follow install upgrade
 step "another daemon" fails test "$(pid ebbd)" = "$before"
 step "both are managed after the upgrade" comes managed 2
 step "both run after the upgrade" unhurt
+step "numbers for QEMUs, once" reserved
 step "the daemon dies" kill -9 "$(pid ebbd)"
 step "systemd starts another" comes active ebbd
 step "both are managed after the death" comes managed 2
 step "both run after the death" unhurt
 
+step "a drive of root's alone" install --mode 600 /dev/null /srv/d.img
+step "its size" truncate --size 64M /srv/d.img
+step "QEMU may not open it" refused_with_advice
+step "it is given to the user for QEMUs" chown _ebb-qemu: /srv/d.img
+step "QEMU opens it as this user" start_drive --user _ebb-qemu
+step "it is this user" test "$(user_of d)" = "$(id --user _ebb-qemu)"
+step "the VM with the drive ends" kill "$(qemu_of d)"
+step "the VM with the drive is gone" comes managed 2
+
 step "a disk" truncate --size 64M /root/disk.img
 step "a VM that needs Ebb" ebb run --name c --memory 64M --disk /root/disk.img \
     -- -boot menu=off
+step "its QEMU has a user of its own" has_own_user c
 step "Ebb stays while a VM needs it" fails apt-get remove ebb
 step "it is installed" installed
 step "it runs" active ebbd
 step "only that VM is managed" managed 1
 step "both run without Ebb" unhurt
-qemu=$(ebb status c --json | sed -n 's/^ *"pid": \([0-9]*\),*$/\1/p' | head -n 1)
-step "that VM ends" kill "$qemu"
+step "that VM ends" kill "$(qemu_of c)"
 step "it is gone" comes managed 0
 step "attach again" ebb attach --all
 
@@ -168,6 +227,8 @@ step "purge" apt-get purge ebb
 for place in /etc/ebb /var/log/ebb /var/lib/ebb /run/ebb; do
     step "nothing is left of $place" fails test -e "$place"
 done
+step "the user for QEMUs stays" account
+step "its numbers stay" reserved
 step "both run at the end" unhurt
 say "all steps succeeded"
 over

@@ -1,6 +1,6 @@
 //! Made-up figures for tests.
 
-use ebb_api::{MemoryParts, PilotMode, PilotStage, State, Top, TopHost, TopVm, VmClass};
+use ebb_api::{FaultSpread, MemoryParts, PilotMode, PilotStage, State, Top, TopHost, TopVm, VmClass};
 
 pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
@@ -41,6 +41,7 @@ pub fn vm(name: &str) -> TopVm {
         limit_by_pilot: true,
         working_bytes: None,
         faults_per_s: Some(12),
+        fault_ns: Some(FaultSpread { counts: vec![0, 0, 60], p50: Some(8000), p99: Some(16_000) }),
         refaulted_bytes_per_s: Some(0),
         misses_memory: false,
         waits: false,

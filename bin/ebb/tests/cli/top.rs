@@ -17,6 +17,7 @@ fn figures() -> Value {
         "name": "web", "state": "held", "state_reason": null, "age_ms": 3,
         "memory_bytes": 1u64 << 31, "parts": parts, "compressed_in_bytes": 0,
         "limit_bytes": null, "limit_by_pilot": false, "working_bytes": null, "faults_per_s": 7,
+        "fault_ns": { "counts": [0, 12, 5], "p50": 3500, "p99": 15_900 },
         "refaulted_bytes_per_s": null, "misses_memory": false, "waits": false,
         "waiting_touches": 0, "class": "batch", "hold": true, "warnings": 1
     });

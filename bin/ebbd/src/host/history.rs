@@ -20,6 +20,7 @@ use self::merge::merge;
 use self::store::{Store, StoreError};
 use self::tell::Readers;
 use super::apart::apart;
+use super::fault_window::WINDOW;
 use super::registry::Daemon;
 use super::top;
 use crate::model::api_error::{Answer, not_allowed};
@@ -30,6 +31,8 @@ pub use self::tell::tell;
 const FILE: &str = "history.redb";
 /// Time from one look to the next. What is written down is what all of them saw.
 const EVERY: Duration = Duration::from_secs(5);
+// Each look has the times of all faults since the look before.
+const _: () = assert!(EVERY.as_secs() < WINDOW.as_secs());
 
 /// History leaves so much of its file system to others: records of VMs may be there, too.
 const LEAST_FREE_BYTES: u64 = 64 << 20;

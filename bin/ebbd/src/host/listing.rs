@@ -4,9 +4,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ebb_api::{State, VmChange, VmName, VmStatus, VmSummary};
+use ebb_api::{FaultSpread, State, VmChange, VmName, VmStatus, VmSummary};
 
 use super::events::{EventLog, News, States, Warnings};
+use super::fault_window::FaultWindow;
 use super::rates::{PerSecond, Rates};
 use super::saved::Saved;
 use crate::model::api_error::{Answer, ApiError};
@@ -51,6 +52,7 @@ struct Known {
     states: States,
     warnings: Warnings,
     rates: Rates,
+    fault_window: FaultWindow,
     saved: Saved,
 }
 
@@ -60,6 +62,8 @@ pub struct Seen {
     /// None: it has not published yet.
     pub status: Option<Box<VmStatus>>,
     pub rates: Option<PerSecond>,
+    /// Time that the faults of the last seconds took; none: not known.
+    pub fault_ns: Option<FaultSpread>,
     pub piloted: Option<Piloted>,
     /// None: its process is of an older daemon.
     pub times: Option<Times>,
@@ -178,6 +182,7 @@ impl Listing {
             states,
             warnings: Warnings::default(),
             rates: Rates::default(),
+            fault_window: FaultWindow::default(),
             saved: Saved::default(),
         };
         Listing {
@@ -249,7 +254,9 @@ impl Listing {
         let member = member.filter(|member| member.share.adds_up());
         let age = Duration::from_millis(status.age_ms);
         known.piloted = piloted.filter(Piloted::adds_up);
-        known.times = times.filter(Times::adds_up);
+        let times = times.filter(Times::adds_up);
+        let faults = times.as_ref().map(Times::faults);
+        known.times = times;
         known.summary = summary::of(&status);
         let waits = summary::waits(&status.limit).map(|why| format!("its guest waits: {why}"));
         let warnings = status.warnings.iter().chain(&waits).map(String::as_str);
@@ -259,6 +266,7 @@ impl Listing {
         let at = Instant::now().checked_sub(age);
         if let Some(at) = at {
             known.rates.take(at, &status);
+            known.fault_window.take(at, faults);
             known.saved.take(at, &status);
         }
         let misses = known.misses_memory(&status);
@@ -314,6 +322,7 @@ impl Listing {
             summary: known.summary(),
             status: known.status.clone(),
             rates: known.rates.last(),
+            fault_ns: known.fault_window.spread(),
             piloted: known.piloted.clone(),
             times: known.times.clone(),
             saved_byte_seconds: known.saved.byte_seconds(),

@@ -48,12 +48,13 @@ pub fn host(pilot: &Glance) -> Answer<TopHost> {
 }
 
 fn vm(name: VmName, listing: &Listing, pilot: &Glance) -> TopVm {
-    let Seen { summary, status, rates, piloted, is_slow, .. } = listing.seen();
+    let Seen { summary, status, rates, fault_ns, piloted, is_slow, .. } = listing.seen();
     let VmSummary { state, state_reason, age_ms, .. } = summary;
     let (rule, status) = (pilot.rule(&name), status.as_deref());
     let limit = status.map(|status| &status.limit);
     // What was true seconds ago says nothing about now.
-    let rates = rates.filter(|_| !is_slow && state == State::Managed);
+    let is_now = !is_slow && state == State::Managed;
+    let (rates, fault_ns) = (rates.filter(|_| is_now), fault_ns.filter(|_| is_now));
     let misses = |bytes| rule.policy.misses_memory(summary.resident_bytes, bytes);
     TopVm {
         state,
@@ -66,6 +67,7 @@ fn vm(name: VmName, listing: &Listing, pilot: &Glance) -> TopVm {
         limit_by_pilot: piloted.as_ref().is_some_and(|piloted| piloted.limit_bytes.is_some()),
         working_bytes: piloted.and_then(|piloted| piloted.working_bytes),
         faults_per_s: rates.map(|rates| rates.faults),
+        fault_ns,
         refaulted_bytes_per_s: rates.map(|rates| rates.refaulted_bytes),
         misses_memory: rates.is_some_and(|rates| misses(rates.refaulted_bytes)),
         waits: limit.is_some_and(|limit| limit.waits),
@@ -79,9 +81,21 @@ fn vm(name: VmName, listing: &Listing, pilot: &Glance) -> TopVm {
 
 #[cfg(test)]
 mod tests {
+    use ebb_pager::GROUPS;
+
     use super::*;
     use crate::host::swap_dir::SwapDir;
     use crate::host::testing;
+    use crate::model::figures::VmFigures;
+    use crate::model::times::{Durations, Times};
+
+    /// The times of a VM with so many faults in the fourth group.
+    fn times(faults: u64) -> Times {
+        let none = || Durations { counts: vec![0; GROUPS], sum_ns: 0 };
+        let mut missing = none();
+        missing.counts[3] = faults;
+        Times { missing, metadata: none(), refill: none(), reclaim: none(), install: None }
+    }
 
     #[test]
     fn all_vms_are_there_by_what_they_published() {
@@ -103,5 +117,23 @@ mod tests {
         assert_eq!((web.faults_per_s, web.misses_memory), (None, false));
         let TopHost { total_bytes, available_bytes, reserve_bytes, .. } = top.host;
         assert!(available_bytes <= total_bytes && reserve_bytes == total_bytes / 10, "{top:?}");
+    }
+
+    #[test]
+    fn times_are_those_of_the_last_faults() {
+        let run = tempfile::tempdir().unwrap();
+        let daemon = testing::daemon(run.path(), SwapDir::new(run.path(), None).unwrap());
+        let publish = |number, age_ms, faults| {
+            let (mut status, times) = (testing::status(), Some(times(faults)));
+            status.age_ms = age_ms;
+            let figures = VmFigures { number, status, member: None, piloted: None, times };
+            testing::publish_all(&daemon, "web", figures);
+            now(&daemon).unwrap().vms[0].fault_ns.clone()
+        };
+        assert_eq!(publish(1, 3000, 10), None);
+        let seen = publish(2, 1000, 15).unwrap();
+        assert_eq!(seen.counts, [0, 0, 0, 5]);
+        assert!(seen.p50 < seen.p99 && seen.p99.is_some_and(|ns| ns <= 1 << 16), "{seen:?}");
+        assert_eq!(publish(3, 6000, 15), None, "what was true seconds ago is not told");
     }
 }

@@ -56,6 +56,12 @@ impl Durations {
 }
 
 impl Times {
+    /// How many faults of both kinds were in each group, since the VM's process began.
+    pub fn faults(&self) -> [u64; GROUPS] {
+        let of = |durations: &Durations, at: usize| durations.counts.get(at).copied().unwrap_or(0);
+        std::array::from_fn(|at| of(&self.missing, at).saturating_add(of(&self.metadata, at)))
+    }
+
     /// Whether these figures can be true.
     pub fn adds_up(&self) -> bool {
         let Times { missing, metadata, refill, reclaim, install } = self;

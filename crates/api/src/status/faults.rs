@@ -25,3 +25,16 @@ pub struct FaultTimes {
     /// 99 of 100 faults are within this many nanoseconds.
     pub p99: Option<u64>,
 }
+
+/// How long the faults of a while took, from a fault's arrival to its answer.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, ToSchema)]
+pub struct FaultSpread {
+    /// How many took less than 1024 ns, how many of the others less than 4 times that, then less
+    /// than 16 times that, and so on. The 14th number has no upper bound. Zeros at the end are left
+    /// out.
+    pub counts: Vec<u64>,
+    /// The median, in nanoseconds, right to a factor of 4; null: there was no fault.
+    pub p50: Option<u64>,
+    /// 99 of 100 faults are within this many nanoseconds, right to a factor of 4.
+    pub p99: Option<u64>,
+}

@@ -7,6 +7,7 @@ use ratatui::style::{Color, Style};
 use ratatui::widgets::{Sparkline, Widget};
 
 use super::{bar, line, line_range, put, put_right};
+use crate::interval::readable;
 use crate::top::app::App;
 use crate::top::number::{count, size};
 use crate::top::trail::Point;
@@ -54,7 +55,14 @@ fn about(vm: &TopVm) -> String {
     let works =
         vm.working_bytes.map_or(String::new(), |bytes| format!(", works with {}", size(bytes)));
     let hold = if vm.hold { ", held" } else { "" };
-    format!("{} of memory, {limit}{works}, class {}{hold}", size(vm.memory_bytes), vm.class)
+    let faults = match vm.fault_ns.as_ref().map(|ns| (ns.p50, ns.p99)) {
+        Some((Some(p50), Some(p99))) => {
+            format!(", faults p50 {}, p99 {}", readable(p50), readable(p99))
+        }
+        _ => String::new(),
+    };
+    let memory = size(vm.memory_bytes);
+    format!("{memory} of memory, {limit}{works}, class {}{hold}{faults}", vm.class)
 }
 
 /// Names the parts of the bar, as many on a line as fit. Returns the lines it took.

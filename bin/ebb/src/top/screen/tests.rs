@@ -191,6 +191,7 @@ fn one_vm_shows_its_parts_and_its_last_minutes() {
     press(&mut app, KeyCode::Enter);
     let all = lines(&app, 90, 24).join("\n");
     assert!(all.contains("web  2.00G of memory, limit 1.17G by the pilot, class normal"), "{all}");
+    assert!(all.contains("class normal, faults p50 8 us, p99 16 us"), "{all}");
     assert!(all.contains("█ in use 1000M   ▒ free 100M   c compressed 250M"), "{all}");
     assert!(all.contains("resident  1.07G") && all.contains("faults/s     80"), "{all}");
     assert!(all.contains("  most       80") && all.contains('▂'), "{all}");

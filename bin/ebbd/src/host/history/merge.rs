@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use ebb_api::{Top, TopHost, TopVm, VmName};
+use ebb_api::{FaultSpread, Top, TopHost, TopVm, VmName};
+use ebb_pager::GROUPS;
+
+use crate::model::fault_spread::spread;
 
 /// Returns these moments, the latest last, as one. `None`: there are none.
 pub fn merge(all: impl IntoIterator<Item = Top>) -> Option<Top> {
@@ -11,8 +14,9 @@ pub fn merge(all: impl IntoIterator<Item = Top>) -> Option<Top> {
     merging.end()
 }
 
-/// Moments that become one: rates are means, whoever waited or missed memory at any time did so, and
-/// all else is as it was last. It takes the room of one moment, however many there are.
+/// Moments that become one: rates are means, times of faults are those of all faults, whoever
+/// waited or missed memory at any time did so, and all else is as it was last. It takes the room of
+/// one moment, however many there are.
 #[derive(Default)]
 pub struct Merging {
     /// When the last one was, and the host then.
@@ -24,8 +28,13 @@ pub struct Merging {
 struct MergingVm {
     last: TopVm,
     faults_per_s: Mean,
+    fault_counts: FaultSums,
     refaulted_bytes_per_s: Mean,
 }
+
+/// How many faults took how long. Counts can be added, and quantiles cannot. None: not known.
+#[derive(Default)]
+struct FaultSums(Option<[u64; GROUPS]>);
 
 #[derive(Default)]
 struct Mean {
@@ -67,11 +76,14 @@ impl MergingVm {
         let [mut faults_per_s, mut refaulted_bytes_per_s] = [Mean::default(), Mean::default()];
         faults_per_s.add(vm.faults_per_s);
         refaulted_bytes_per_s.add(vm.refaulted_bytes_per_s);
-        MergingVm { last: vm, faults_per_s, refaulted_bytes_per_s }
+        let mut fault_counts = FaultSums::default();
+        fault_counts.add(vm.fault_ns.as_ref());
+        MergingVm { last: vm, faults_per_s, fault_counts, refaulted_bytes_per_s }
     }
 
     fn add(&mut self, vm: TopVm) {
         self.faults_per_s.add(vm.faults_per_s);
+        self.fault_counts.add(vm.fault_ns.as_ref());
         self.refaulted_bytes_per_s.add(vm.refaulted_bytes_per_s);
         let before = std::mem::replace(&mut self.last, vm);
         self.last.misses_memory |= before.misses_memory;
@@ -82,9 +94,25 @@ impl MergingVm {
     fn end(self) -> TopVm {
         TopVm {
             faults_per_s: self.faults_per_s.get(),
+            fault_ns: self.fault_counts.get(),
             refaulted_bytes_per_s: self.refaulted_bytes_per_s.get(),
             ..self.last
         }
+    }
+}
+
+impl FaultSums {
+    fn add(&mut self, seen: Option<&FaultSpread>) {
+        // Another release may have more groups.
+        let Some(seen) = seen.filter(|seen| seen.counts.len() <= GROUPS) else { return };
+        let sums = self.0.get_or_insert([0; GROUPS]);
+        for (sum, count) in sums.iter_mut().zip(&seen.counts) {
+            *sum = sum.saturating_add(*count);
+        }
+    }
+
+    fn get(&self) -> Option<FaultSpread> {
+        self.0.as_ref().map(spread)
     }
 }
 

@@ -272,3 +272,28 @@ fn bad_path(path: &Path) -> PathBuf {
     name.push(".bad");
     name.into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A moment that a release before this one has written: it knew no times of faults.
+    const OLD: &str = r#"{"at_unix_ms":1795874703000,"host":{"total_bytes":68719476736,
+        "available_bytes":21474836480,"reserve_bytes":6442450944,"bounds":[],"stall_permille":4,
+        "pilot":"off","stage":null},"vms":[{"name":"web","state":"held","state_reason":null,
+        "age_ms":300,"memory_bytes":2147483648,"parts":null,"compressed_in_bytes":0,
+        "limit_bytes":null,"limit_by_pilot":false,"working_bytes":null,"faults_per_s":12,
+        "refaulted_bytes_per_s":0,"misses_memory":false,"waits":false,"waiting_touches":0,
+        "class":"normal","hold":false,"warnings":0}]}"#;
+
+    #[test]
+    fn moments_of_an_earlier_release_are_read() {
+        let read = |text: &str| moment_of(&lz4_flex::block::compress_prepend_size(text.as_bytes()));
+        let top = read(OLD).unwrap();
+        assert_eq!((top.vms[0].faults_per_s, &top.vms[0].fault_ns), (Some(12), &None));
+        assert_eq!(read(&OLD.replace("web", "")), None, "it makes no sense");
+        // Of a later release, which knows more.
+        let later = OLD.replace("\"warnings\":0", "\"warnings\":0,\"more\":{\"a\":1}");
+        assert_eq!(read(&later), Some(top));
+    }
+}

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use ebb_api::{ErrorCode, HISTORY_LONG_STEP_S, HISTORY_S, History, MemoryParts, TopVm};
+use ebb_api::{ErrorCode, FaultSpread, HISTORY_LONG_STEP_S, HISTORY_S, History, MemoryParts, TopVm};
 use redb::StorageBackend;
 
 use super::tell::Points;
@@ -217,6 +217,49 @@ fn several_moments_become_one() {
     assert_eq!((web.misses_memory, web.faults_per_s), (true, Some(20)));
     assert_eq!(web.parts, second.vms[0].parts);
     assert_eq!(merge([]), None);
+}
+
+/// Faults that took so long, with no quantiles: whoever puts moments together makes them anew.
+fn faults(counts: &[u64]) -> Option<FaultSpread> {
+    Some(FaultSpread { counts: counts.to_vec(), p50: None, p99: None })
+}
+
+#[test]
+fn few_long_faults_are_left_of_many_moments() {
+    let (mut top, mut store) = (moment(BEGIN, 7), store(&Image::default()));
+    // The last 20 of these become one. 40 of their 2000 faults took a millisecond and more.
+    for number in 0..=20 {
+        let counts: &[u64] = if number == 7 { &[60, 0, 0, 0, 0, 0, 40] } else { &[100] };
+        top.vms[0].fault_ns = faults(counts);
+        store.add(&at(&top, BEGIN + 15 * number)).unwrap();
+    }
+    store.add(&at(&top, BEGIN + DAY + 600)).unwrap();
+    let found = read(&store, 0, BEGIN + DAY).unwrap();
+    assert_eq!(seconds(&found), [BEGIN, BEGIN + 300]);
+    let times = found[1].vms[0].fault_ns.clone().unwrap();
+    assert_eq!(times.counts, [1960, 0, 0, 0, 0, 0, 40]);
+    assert!(times.p50.is_some_and(|ns| ns < 1024), "{times:?}");
+    assert!(times.p99.is_some_and(|ns| (1 << 20..=1 << 22).contains(&ns)), "{times:?}");
+}
+
+#[test]
+fn times_of_faults_that_are_not_known_change_no_others() {
+    let merged = |all: [Option<FaultSpread>; 3]| {
+        let moments = all.map(|fault_ns| {
+            let mut top = moment(BEGIN, 7);
+            top.vms[0].fault_ns = fault_ns;
+            top
+        });
+        merge(moments).unwrap().vms[0].fault_ns.clone().map(|times| times.counts)
+    };
+    assert_eq!(merged([None, faults(&[1, 2]), None]), Some(vec![1, 2]));
+    assert_eq!(merged([faults(&[]), faults(&[0, 0, 5]), faults(&[7])]), Some(vec![7, 0, 5]));
+    assert_eq!(merged([faults(&[]), None, None]), Some(vec![]));
+    assert_eq!(merged([None, None, None]), None);
+    // Groups of another release, and more faults than there can be.
+    assert_eq!(merged([faults(&[1; 15]), None, faults(&[3])]), Some(vec![3]));
+    let most = faults(&[u64::MAX; 14]);
+    assert_eq!(merged([most.clone(), most, None]), Some(vec![u64::MAX; 14]));
 }
 
 #[test]

@@ -74,7 +74,8 @@ export class Chart {
 
   inWords(moment) {
     const told = this.all().filter(({ of }) => of(moment) !== null);
-    return told.map(({ name, of }) => `${name} ${this.text(of(moment))}`).join(", ");
+    const words = told.map(({ name, of }) => `${name} ${this.text(of(moment))}`);
+    return words.join(", ") || "no figure";
   }
 
   redraw() {

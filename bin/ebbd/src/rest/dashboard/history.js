@@ -40,6 +40,9 @@ function momentOf(top, name) {
     parts: sumOfParts(vms),
     limit: name === null ? null : vms[0]?.limit_bytes ?? null,
     faults: sum(vms.map((vm) => vm.faults_per_s)),
+    // Quantiles cannot be added: those of the VM whose faults took longest.
+    median: largest(vms.map((vm) => vm.fault_ns?.p50)),
+    slowest: largest(vms.map((vm) => vm.fault_ns?.p99)),
     back: sum(vms.map((vm) => vm.refaulted_bytes_per_s)),
     available: top.host.available_bytes,
     reserve: top.host.reserve_bytes,
@@ -47,10 +50,18 @@ function momentOf(top, name) {
   };
 }
 
+function known(figures) {
+  return figures.filter((figure) => figure !== null && figure !== undefined);
+}
+
 /** The sum of what is known; null: nothing is. */
 function sum(figures) {
-  const known = figures.filter((figure) => figure !== null && figure !== undefined);
-  return known.length ? known.reduce((all, figure) => all + figure, 0) : null;
+  return known(figures).reduce((all, figure) => (all ?? 0) + figure, null);
+}
+
+/** The largest of what is known; null: nothing is. */
+function largest(figures) {
+  return known(figures).reduce((most, figure) => Math.max(most ?? 0, figure), null);
 }
 
 /** The past of all VMs (null), or of one. */

@@ -36,7 +36,7 @@ const charts = [
     text: size,
     base: 1024,
   }),
-  ...chartsOfFaults(),
+  ...chartsOfFaults(", in the slowest VM"),
 ];
 
 /** What is known: `heardMs` is when the daemon has answered last. */

@@ -9,9 +9,6 @@ import { Past } from "./history.js";
 import { Bar, Legend, PARTS, bytesOfPart } from "./parts.js";
 import { trouble } from "./table.js";
 
-/** Times of faults that are remembered: ten minutes. */
-const TIMES_MOST = 300;
-
 /** A chart of where memory is. */
 export function chartOfParts(title, lines = []) {
   const series = PARTS.map(({ key, name }) => ({
@@ -22,12 +19,16 @@ export function chartOfParts(title, lines = []) {
   return new Chart({ title, series, lines, text: size, base: 1024, isStacked: true });
 }
 
-/** Charts of faults, and of what comes back. */
-export function chartsOfFaults() {
+/** Charts of faults, of how long they take (`whose` says in which VM), and of what comes back. */
+export function chartsOfFaults(whose = "") {
   const faults = { css: "faults", name: "faults", of: (moment) => moment.faults };
+  const median = { css: "median", name: "half within", of: (moment) => moment.median };
+  const slowest = { css: "slowest", name: "99 of 100 within", of: (moment) => moment.slowest };
   const back = { css: "back", name: "came back within 30 s", of: (moment) => moment.back };
   return [
     new Chart({ title: "Faults in a second", series: [faults], text: count }),
+    new Chart({ title: `Time from a fault to its answer${whose}`, series: [median, slowest],
+      text: nanoseconds }),
     new Chart({ title: "Evicted memory that came back, in a second", series: [back], text: size,
       base: 1024 }),
   ];
@@ -37,20 +38,11 @@ export function chartsOfFaults() {
 export class VmView {
   /** `actions` has `hold(vm)`, `limit(vm)` and `act(done, change)`. */
   constructor(name, actions) {
-    Object.assign(this, { name, vm: null, status: null, times: [], trouble: null });
+    Object.assign(this, { name, vm: null, status: null, trouble: null });
     this.isAsking = false;
     this.past = new Past(name);
     const limit = { css: "limit", name: "limit", of: (moment) => moment.limit };
     this.charts = [chartOfParts(`Where the memory of ${name} was`, [limit]), ...chartsOfFaults()];
-    const time = (css, text, of) => ({ css, name: text, of });
-    this.chartOfTimes = new Chart({
-      title: "Time from a fault to its answer",
-      series: [
-        time("median", "half within", ({ p50 }) => p50),
-        time("slowest", "99 of 100 within", ({ p99 }) => p99),
-      ],
-      text: nanoseconds,
-    });
     this.bar = new Bar(`memory of ${name}`);
     this.legend = new Legend();
     this.heat = new Heat(name, actions.act);
@@ -71,7 +63,7 @@ export class VmView {
     this.decisions = make("ol", { class: "events" });
     const nothing = "The pilot has decided nothing about it lately.";
     this.noDecision = make("p", { class: "quiet" }, nothing);
-    const charts = [...this.charts, this.chartOfTimes].map(({ element }) => element);
+    const charts = this.charts.map(({ element }) => element);
     this.element = make(
       "div",
       {},
@@ -107,9 +99,6 @@ export class VmView {
     try {
       this.status = await ask(ofVm(this.name));
       this.trouble = null;
-      const { p50, p99 } = this.status.fault_ns;
-      this.times.push({ at: nowMs, p50, p99 });
-      this.times.splice(0, Math.max(0, this.times.length - TIMES_MOST));
       await this.heat.refresh(nowMs);
     } catch (error) {
       // The VM may be gone, or slow. Whoever asks for all VMs finds out about a silent daemon.
@@ -134,7 +123,6 @@ export class VmView {
       say(this.holdButton, vm.hold ? "Unhold" : "Hold");
     }
     past.show(this.charts, top.at_unix_ms);
-    this.chartOfTimes.show(this.times, top.at_unix_ms - past.spanS * 1000, top.at_unix_ms, 30_000);
     this.showWarnings();
     this.showFigures(pilot);
     this.showDecisions(pilot, top.at_unix_ms);
@@ -167,7 +155,7 @@ export class VmView {
     if (status !== null) {
       const { p50, p99 } = status.fault_ns;
       const times = `half within ${nanoseconds(p50)}, 99 of 100 within ${nanoseconds(p99)}`;
-      pairs.push(["faults", times]);
+      pairs.push(["all faults so far", times]);
       pairs.push(["guest", status.guest.kernel ?? "not known"]);
       pairs.push(["reclaimed in all", size(status.reclaimed_total_bytes)]);
       pairs.push(["compressed pages take", size(status.limit.compressed_bytes)]);

@@ -142,6 +142,14 @@ mod tests {
     }
 
     #[test]
+    fn debians_package_reserves_the_own_users() {
+        let script = include_str!("../../../../../deploy/debian/postinst");
+        for line in [format!("\nfirst={}\n", USERS.start), format!("\nlast={}\n", USERS.end - 1)] {
+            assert!(script.contains(&line), "{line}");
+        }
+    }
+
+    #[test]
     fn a_process_number_that_comes_again_is_another_user() {
         let users: HashSet<u32> = (0..100).map(|_| own_user().unwrap().of(7).0).collect();
         // One of these users comes twice in one of 50,000 runs, two of them practically never.
