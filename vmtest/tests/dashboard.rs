@@ -14,11 +14,12 @@ const MIB: u64 = 1 << 20;
 /// How `scripts/playwright` ends where there is no browser, or Playwright cannot be installed.
 const EXIT_UNAVAILABLE: i32 = 69;
 
-/// Looks at the page with a token that may only look, or one that may `control`.
+/// Looks at the page with a token that may only look, or one that may `control`. `others` are two
+/// VMs that are not managed: Ebb could manage the first one.
 ///
 /// # Errors
 /// That is not possible here.
-fn browse(listening: &Listening, vm: &Vm, control: bool) -> Result<(), String> {
+fn browse(listening: &Listening, vm: &Vm, others: [&Vm; 2], control: bool) -> Result<(), String> {
     let pictures = std::env::var_os("EBB_PICTURES");
     let pictures = pictures.map_or_else(|| target_directory().join("dashboard"), PathBuf::from);
     fs::create_dir_all(&pictures).expect("a directory");
@@ -29,7 +30,8 @@ fn browse(listening: &Listening, vm: &Vm, control: bool) -> Result<(), String> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut command = Command::new(here.join("../scripts/playwright"));
     command.arg(here.join("tests/dashboard/browse.py")).arg(&listening.url).arg(vm.name());
-    let asked = Ran::of(command.arg(token).arg(role).arg(&pictures));
+    let pids = [vm, others[0], others[1]].map(|vm| vm.pid().to_string());
+    let asked = Ran::of(command.arg(token).arg(role).arg(&pictures).args(pids));
     if asked.code == Some(EXIT_UNAVAILABLE) {
         return Err(asked.stderr.trim().into());
     }
@@ -45,6 +47,8 @@ fn pilot(host: &Host) -> PilotStatus {
 fn a_browser_shows_a_vm_and_controls_it_only_with_leave() {
     let host = Host::new();
     let listening = Listening::new(&host);
+    let other = || Guest::debian("6.1-cloud").memory("256M").cpus(1);
+    let (free, private) = (host.qemu(other()), host.qemu(other().ram("ram")));
     let vm = host.run(Guest::debian("6.1-cloud").memory("512M").cpus(1));
     vm.wait_trusted();
     vm.guest("fill kept 100M");
@@ -53,12 +57,16 @@ fn a_browser_shows_a_vm_and_controls_it_only_with_leave() {
     // Faults that are over before somebody looks.
     vm.ebb("evict --bytes 1G").ok();
     assert_eq!(vm.guest("check kept"), "0");
-    require!(browse(&listening, &vm, false));
+    require!(browse(&listening, &vm, [&free, &private], false));
     assert!(!pilot(&host).vms[0].hold, "a token that may look changes nothing");
-    require!(browse(&listening, &vm, true));
+    // Free memory, about which the pilot can decide something.
+    vm.guest("fill freed 200M");
+    vm.guest("free freed");
+    require!(browse(&listening, &vm, [&free, &private], true));
     let found = pilot(&host);
     assert!(found.vms[0].hold, "{found:?}");
     assert_eq!(found.mode, PilotMode::DryRun);
     assert_eq!(vm.status().limit.bytes, Some(400 * MIB));
     assert_eq!(vm.guest("check kept"), "0");
+    assert_eq!(host.list().len(), 1, "nobody has managed the others");
 }

@@ -131,6 +131,17 @@ class Client(Connection):
         cannot be cancelled."""
         return self._call("DELETE", f"/v1/jobs/{id}", Job)
 
+    def observe(self) -> HostVms:
+        """All VMs of the host, managed or not, as `ebb observe` and `ebb discover` see them: those
+        that Ebb manages, and those of root and of libvirt's users. No VM is asked. Ebb looks once
+        in 5 s at most, however many clients ask.
+
+        GET /v1/observe
+
+        Raises EbbError. 500: The operation failed. 503: Ebb looks at the VMs for another request,
+        and nothing is known of them yet."""
+        return self._call("GET", "/v1/observe", HostVms)
+
     def openapi(self) -> Any:
         """This document.
 

@@ -37,6 +37,7 @@ __all__ = [
     "Fragmentation",
     "GuestFigures",
     "GuestStatus",
+    "GuestUsage",
     "HeatBlock",
     "HeatFigures",
     "HeatRegion",
@@ -44,6 +45,8 @@ __all__ = [
     "HeatRequest",
     "HeatTracker",
     "History",
+    "HostVm",
+    "HostVms",
     "Job",
     "JobFigures",
     "JobKind",
@@ -640,6 +643,40 @@ class GuestStatus:
 
 
 @dataclass(kw_only=True)
+class GuestUsage:
+    """What a guest uses its memory for, as its kernel counts."""
+
+    anonymous_bytes: int
+    """The part of `used_bytes` that is mapped anonymous memory: AnonPages. In bytes."""
+
+    cache_bytes: int
+    """Page cache with buffers and shared memory: Cached, Buffers and SwapCached. In bytes."""
+
+    cold_cache_bytes: int
+    """The part of `cache_bytes` that was not used for long: Inactive(file). In bytes."""
+
+    free_bytes: int
+    """Free memory: MemFree. In bytes."""
+
+    reclaimable_bytes: int
+    """The part of `free_bytes` that Ebb would give back now: blocks of 2 MiB and more without the
+    reserve of 64 MiB, as far as they take host memory. In bytes."""
+
+    release: str
+    """The kernel's release, as `uname -r` prints it."""
+
+    slab_bytes: int
+    """The part of `used_bytes` that is kernel objects: Slab. In bytes."""
+
+    total_bytes: int
+    """All memory that the kernel manages: meminfo's MemTotal. In bytes."""
+
+    used_bytes: int
+    """Memory in use that is no page cache: `total_bytes` less `cache_bytes` and `free_bytes`. In
+    bytes."""
+
+
+@dataclass(kw_only=True)
 class HeatBlock:
     """A block of a region."""
 
@@ -769,6 +806,61 @@ class History:
 
     step_s: int
     """Time from one moment to the next, in seconds, where all moments are on record."""
+
+
+@dataclass(kw_only=True)
+class HostVm:
+    """A VM of the host: what its guest uses, and whether Ebb manages it or could."""
+
+    attach_as: Optional[str] = None
+    """The name that `ebb attach --all` would give it; null: Ebb manages it, cannot, or has no name
+    left for it."""
+
+    managed_as: Optional[str] = None
+    """The name under which Ebb manages it; null: Ebb does not."""
+
+    manager: Optional[str] = None
+    """Who started it: `libvirt`, `KubeVirt`, `Proxmox VE`, `Incus` or `Kata Containers`; null: not
+    known."""
+
+    memory_bytes: int
+    """The VM's RAM without what is plugged. In bytes."""
+
+    name: Optional[str] = None
+    """The VM's name by its command line; null: it has none."""
+
+    obstacle: Optional[str] = None
+    """Why it cannot be managed as it is, and what to do; null: it can, as far as can be seen."""
+
+    pid: int
+    """QEMU's process number."""
+
+    reason: Optional[str] = None
+    """Why something is not known; null: all is."""
+
+    resident_bytes: Optional[int] = None
+    """The part of it that takes host memory; null: the RAM was not found. In bytes."""
+
+    usage: Optional[GuestUsage] = None
+    """What the guest uses; null: not known."""
+
+    uuid: Optional[str] = None
+    """The VM's UUID by its command line; null: it has none."""
+
+
+@dataclass(kw_only=True)
+class HostVms:
+    """The VMs of a host, as they were a few seconds ago at most. While a look takes long, they may
+    be a minute old."""
+
+    age_ms: int
+    """Age of what is told, in milliseconds."""
+
+    left_out: int
+    """VMs that are left out, because an answer has 1000 at most."""
+
+    vms: List[HostVm]
+    """The VMs, by QEMU's process number."""
 
 
 @dataclass(kw_only=True)

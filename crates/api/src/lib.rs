@@ -13,6 +13,7 @@ mod error;
 mod event;
 mod heat;
 mod history;
+mod host_vms;
 mod job;
 mod name;
 mod observed;
@@ -43,6 +44,7 @@ pub use history::{
     HISTORY_LONG_S, HISTORY_LONG_STEP_S, HISTORY_POINTS_MAX, HISTORY_S, HISTORY_STEP_S, History,
     HistoryQuery,
 };
+pub use host_vms::{HOST_VMS_MAX, HostVm, HostVms};
 pub use job::{JOBS_MAX, Job, JobKind, JobProgress, JobQuery, JobState, JobUnit};
 pub use name::{NAME_LEN_MAX, NameError, VmName};
 pub use observed::{DiscoveredVm, GuestUsage, ObservedVm};

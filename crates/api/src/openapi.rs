@@ -43,6 +43,7 @@ pub fn document_text() -> Result<String, serde_json::Error> {
         v1::pilot,
         v1::pilot_sight,
         v1::top,
+        v1::observe,
         v1::history,
         v1::rule,
         v1::calibrate,
@@ -63,7 +64,7 @@ mod v1 {
     use crate::{
         ApiErrorBody, AttachRequest, AutoRequest, AutoStatus, Calibration, DetachReport, Event,
         EventsQuery, EvictReport, EvictRequest, HeatReport, HeatRequest, History, HistoryQuery,
-        Job, JobQuery, LimitRequest, LimitStatus, PilotRequest, PilotSight, PilotStatus,
+        HostVms, Job, JobQuery, LimitRequest, LimitStatus, PilotRequest, PilotSight, PilotStatus,
         PoolRequest, PoolStatus, ReclaimReport, ReclaimRequest, ResizeReport, ResizeRequest,
         RuleRequest, RunRequest, ShareRequest, StatusQuery, Top, Version, VmStatus, VmSummary,
         WhoAmI, route,
@@ -317,6 +318,17 @@ mod v1 {
     ))]
     fn top() {}
 
+    /// All VMs of the host, managed or not, as `ebb observe` and `ebb discover` see them: those that
+    /// Ebb manages, and those of root and of libvirt's users. No VM is asked. Ebb looks once in 5 s
+    /// at most, however many clients ask.
+    #[utoipa::path(get, path = route::OBSERVE, responses(
+        (status = 200, body = HostVms),
+        (status = 500, body = ApiErrorBody, description = "The operation failed."),
+        (status = 503, body = ApiErrorBody, description = "Ebb looks at the VMs for another \
+            request, and nothing is known of them yet."),
+    ))]
+    fn observe() {}
+
     /// What the host and its VMs were like: every 15 s for a day, every 5 min for 90 days.
     #[utoipa::path(get, path = route::HISTORY, params(HistoryQuery), responses(
         (status = 200, body = History),
@@ -434,6 +446,7 @@ mod tests {
             route::PILOT,
             route::PILOT_SIGHT,
             route::TOP,
+            route::OBSERVE,
             route::HISTORY,
             route::RULE,
             route::CALIBRATION,

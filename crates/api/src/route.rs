@@ -47,6 +47,8 @@ pub const PILOT: &str = "/v1/pilot";
 pub const PILOT_SIGHT: &str = "/v1/pilot/sight";
 /// GET: [`crate::Top`].
 pub const TOP: &str = "/v1/top";
+/// GET: [`crate::HostVms`].
+pub const OBSERVE: &str = "/v1/observe";
 /// GET with [`crate::HistoryQuery`]: [`crate::History`].
 pub const HISTORY: &str = "/v1/history";
 /// PUT [`crate::RuleRequest`]: [`crate::PilotStatus`].

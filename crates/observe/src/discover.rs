@@ -73,6 +73,14 @@ pub fn discover_of_managers() -> io::Result<Vec<Found>> {
     discover_among(&managers, |process| process.user().is_ok_and(|user| managers.contains(&user)))
 }
 
+/// Finds the wanted QEMUs, as [`discover`] does. A process that is not wanted is not read.
+///
+/// # Errors
+/// As reading `/proc`.
+pub fn discover_wanted(is_wanted: impl Fn(&Process) -> bool) -> io::Result<Vec<Found>> {
+    discover_among(&managers_of_host(), is_wanted)
+}
+
 fn discover_among(
     managers: &[u32],
     is_wanted: impl Fn(&Process) -> bool,

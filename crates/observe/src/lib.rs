@@ -24,7 +24,9 @@ mod view;
 mod watch;
 mod watches;
 
-pub use discover::{Found, Manager, discover, discover_of_managers, managers_of_host, running};
+pub use discover::{
+    Found, Manager, discover, discover_of_managers, discover_wanted, managers_of_host, running,
+};
 pub use ram::NoRam;
 pub use watch::{NotKnown, Observed, Usage, Watch};
 pub use watches::{Seen, Watches};

@@ -1,7 +1,9 @@
 """Looks at the dashboard as somebody with a browser does, and uses its controls if the token allows.
 
 Arguments: the daemon's URL, a VM's name, a file with the token, what the token allows (`read` or
-`control`), a directory for pictures. It fails at the first thing that is not as it should be.
+`control`), a directory for pictures, and the processes of three VMs: of the named one, of one of
+256 MiB that is not managed, and of one that cannot be. It fails at the first thing that is not as
+it should be.
 """
 
 from __future__ import annotations
@@ -109,6 +111,24 @@ def times_of_faults(look: Look, place: str) -> None:
         expect(figure.locator(f"path.{css}")).to_have_attribute("d", re.compile("^M"))
 
 
+def not_managed(look: Look, managed: str, free: str, stuck: str) -> None:
+    """VMs that are not managed have a row of their own, which says what to do about them."""
+    row = look.page.locator(f'#others-body tr[data-pid="{free}"]')
+    figures: Dict[str, int] = {}
+    for key in ("size", "used", "free", "reclaimable"):
+        cell = row.locator(f'[data-key="{key}"]')
+        expect(cell).to_have_attribute("data-value", re.compile(r"^\d+$"))
+        figures[key] = int(cell.get_attribute("data-value") or "")
+    assert figures["size"] == 256 << 20, figures
+    assert 0 < figures["used"] < figures["size"], figures
+    assert figures["reclaimable"] <= figures["free"] < figures["size"], figures
+    name = row.locator(".name").inner_text()
+    expect(row.locator("code")).to_have_text(f"ebb attach --name {name} --pid {free}")
+    note = look.page.locator(f'#others-body tr[data-pid="{stuck}"] .note')
+    expect(note).to_contain_text("Ebb cannot manage it: its RAM is no shared memfd: start QEMU")
+    expect(look.page.locator(f'#others-body tr[data-pid="{managed}"]')).to_have_count(0)
+
+
 def keys(look: Look) -> None:
     look.press("/")
     expect(look.id("filter")).to_be_focused()
@@ -156,6 +176,9 @@ def colours_and_widths(look: Look) -> None:
     look.fits(DESK["width"])
     look.page.set_viewport_size(PHONE)
     look.fits(PHONE["width"])
+    for head in ("vms-head", "others-head"):
+        expect(look.id(head)).to_be_hidden()
+    expect(look.page.locator("#others-body tr").first).to_be_visible()
     look.picture("phone")
     look.row.locator("a").click()
     expect(look.id("vm-title")).to_be_visible()
@@ -182,12 +205,38 @@ def only_looks(look: Look) -> None:
         expect(look.page.locator(control)).to_have_count(0)
     expect(look.page.get_by_role("button", name="Monitor")).to_have_count(0)
     times_of_faults(look, "#vm")
+    expect(look.page.locator("#vm .figures")).to_contain_text(re.compile(r"half within \d"))
+
+
+def decides(look: Look) -> None:
+    """The pilot decides about the VM, and only shows it."""
+    decision = look.page.locator("#vm ol.events li", has_text="of free memory").first
+    expect(decision).to_contain_text("not done: dry run")
+
+
+def monitors(look: Look) -> None:
+    """A monitoring gives the heat map."""
+    heat = look.page.locator("#vm svg.heat")
+    look.page.get_by_role("button", name="Monitor").click()
+    expect(look.id("done")).to_have_text(f"{look.name} is monitored.")
+    expect(heat).to_have_attribute("aria-label", re.compile(r"^Heat map, \S+ a cell\."))
+    expect(heat).to_be_visible()
+    expect(heat.locator("rect").first).to_have_attribute("class", re.compile(r"^heat-[0-7]$"))
+    expect(look.page.locator("#vm")).to_contain_text("were used, and")
 
 
 def controls(look: Look) -> None:
     expect(look.id("role")).to_have_text("may look and control")
     expect(look.page.locator("#pilot-modes button")).to_have_count(3)
+    look.page.locator("#pilot-modes button", has_text="dry run").click()
+    look.id("confirm").get_by_role("button", name="No", exact=True).click()
+    expect(look.id("pilot-says")).to_have_text("The pilot is off.")
+    look.page.locator("#pilot-modes button", has_text="dry run").click()
+    look.id("confirm").get_by_role("button", name="Yes", exact=True).click()
+    expect(look.id("pilot-says")).to_contain_text("The pilot: dry run")
     look.row.locator("a").click()
+    decides(look)
+    monitors(look)
     look.id("hold").click()
     expect(look.id("done")).to_contain_text(f"{look.name} is held")
     expect(look.id("hold")).to_have_text("Unhold")
@@ -200,12 +249,7 @@ def controls(look: Look) -> None:
     expect(look.page.locator("#events-list .refusal").first).to_be_visible()
     look.picture("vm")
     look.press("Escape")
-    look.page.locator("#pilot-modes button", has_text="dry run").click()
-    look.id("confirm").get_by_role("button", name="No", exact=True).click()
-    expect(look.id("pilot-says")).to_have_text("The pilot is off.")
-    look.page.locator("#pilot-modes button", has_text="dry run").click()
-    look.id("confirm").get_by_role("button", name="Yes", exact=True).click()
-    expect(look.id("pilot-says")).to_contain_text("The pilot: dry run")
+    expect(look.id("overview")).to_be_visible()
 
 
 def limit(look: Look, text: str) -> None:
@@ -218,13 +262,14 @@ def limit(look: Look, text: str) -> None:
 
 
 def main() -> None:
-    url, name, token_file, role, pictures = sys.argv[1:]
+    url, name, token_file, role, pictures, managed, free, stuck = sys.argv[1:]
     expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=os.environ["EBB_BROWSER"])
         look = Look(browser, url, name, Path(pictures))
         enter(look, Path(token_file).read_text().strip())
         columns_add_up(look)
+        not_managed(look, managed, free, stuck)
         # Whatever the other steps took, it has these faults.
         look.id("span").select_option(label="15 minutes")
         times_of_faults(look, "#past-charts")

@@ -1,7 +1,6 @@
 //! Figures of the host, of its VMs and of their guests in OpenMetrics' text format, for Prometheus
 //! and what reads like it: `docs/metrics.md`. No VM is asked.
 
-mod guests;
 mod of_guests;
 mod of_host;
 mod of_swap;
@@ -9,6 +8,7 @@ mod of_times;
 mod of_vms;
 
 use std::fmt;
+use std::sync::Arc;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -18,10 +18,10 @@ use prometheus_client::encoding::{
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use self::guests::{Guest, Guests};
 use self::of_host::Host;
 use self::of_swap::{Swap, SwapDisk};
 use self::of_vms::Vm;
+use super::guests::{Guest, Guests};
 use super::registry::Daemon;
 use crate::model::api_error::{Answer, failed};
 use crate::model::times::Durations;
@@ -34,11 +34,16 @@ const WORD_LETTERS_MOST: usize = 128;
 /// What is kept between two questions.
 #[derive(Default)]
 pub struct Metrics {
-    guests: Guests,
+    guests: Arc<Guests>,
     swap_disk: SwapDisk,
 }
 
 impl Metrics {
+    /// Whoever else needs the guests shares them, so that nobody looks twice.
+    pub fn new(guests: Arc<Guests>) -> Metrics {
+        Metrics { guests, swap_disk: SwapDisk::default() }
+    }
+
     /// Returns all figures as they are now. Looks at the guests of the host, unless that was done a
     /// few seconds ago.
     ///
@@ -47,7 +52,7 @@ impl Metrics {
     pub fn text(&self, daemon: &Daemon) -> Answer<String> {
         let vms = Vm::all(daemon);
         let managed: Vec<i32> = vms.iter().filter_map(Vm::pid).collect();
-        let guests = self.guests.look(&managed);
+        let guests = self.guests.look(&managed).map_or_else(Vec::new, |(_, guests)| guests);
         let taken_bytes = vms.iter().filter_map(Vm::all_swap_files_bytes).max().unwrap_or(0);
         let swap = self.swap_disk.look(daemon, taken_bytes);
         let seen = Snapshot { host: Host::of(daemon)?, swap, vms, guests };

@@ -35,7 +35,7 @@ const fn script(name: &'static str, text: &'static str) -> File {
     File { name, kind: "text/javascript; charset=utf-8", text }
 }
 
-static FILES: [File; 16] = [
+static FILES: [File; 17] = [
     File {
         name: INDEX,
         kind: "text/html; charset=utf-8",
@@ -59,6 +59,7 @@ static FILES: [File; 16] = [
     script("main.js", include_str!("dashboard/main.js")),
     script("parts.js", include_str!("dashboard/parts.js")),
     script("table.js", include_str!("dashboard/table.js")),
+    script("unmanaged.js", include_str!("dashboard/unmanaged.js")),
     script("vm.js", include_str!("dashboard/vm.js")),
 ];
 

@@ -10,9 +10,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post, put};
 use axum::{Json, Router};
 use ebb_api::{
-    AttachRequest, Calibration, HistoryQuery, JobQuery, PilotRequest, PilotSight, PilotStatus,
-    PoolRequest, PoolStatus, Role, RuleRequest, RunRequest, ShareRequest, Top, Version, VmName,
-    VmSummary, WhoAmI, route,
+    AttachRequest, Calibration, HistoryQuery, HostVms, JobQuery, PilotRequest, PilotSight,
+    PilotStatus, PoolRequest, PoolStatus, Role, RuleRequest, RunRequest, ShareRequest, Top,
+    Version, VmName, VmSummary, WhoAmI, route,
 };
 
 use super::events;
@@ -21,6 +21,8 @@ use super::jobs;
 use super::refusals::{self, about};
 use super::tcp::Client;
 use crate::host::events::Asker;
+use crate::host::guests::Guests;
+use crate::host::host_vms::Observing;
 use crate::host::metrics::Metrics;
 use crate::host::registry::Daemon;
 use crate::host::{apart, asking, history, pilot, pool_keeper, start_vm, top};
@@ -29,7 +31,10 @@ use crate::model::task::Work;
 
 /// All routes.
 pub fn router(daemon: Daemon) -> Router {
-    let metrics = Arc::new(Metrics::default());
+    // Both tell of the same look at the host's guests.
+    let guests = Arc::new(Guests::default());
+    let metrics = Arc::new(Metrics::new(Arc::clone(&guests)));
+    let observing = Arc::new(Observing::new(guests));
     let vms = [route::RECLAIM, route::AUTO, route::LIMIT, route::SIZE, route::EVICT, route::HEAT];
     let router = Router::new()
         .route(route::VERSION, get(version))
@@ -43,6 +48,7 @@ pub fn router(daemon: Daemon) -> Router {
         .route(route::PILOT, get(show_pilot).put(set_pilot))
         .route(route::PILOT_SIGHT, get(pilot_sight))
         .route(route::TOP, get(show_top))
+        .route(route::OBSERVE, get(move |daemon: DaemonState| observe(daemon, observing)))
         .route(route::HISTORY, get(show_history))
         .route(route::RULE, put(set_rule))
         .route(route::CALIBRATION, get(calibration).post(calibrate))
@@ -179,6 +185,10 @@ async fn pilot_sight(State(daemon): DaemonState) -> Answer<Json<PilotSight>> {
 
 async fn show_top(State(daemon): DaemonState) -> Answer<Json<Top>> {
     apart(&daemon, top::now).await.map(Json)
+}
+
+async fn observe(State(daemon): DaemonState, observing: Arc<Observing>) -> Answer<Json<HostVms>> {
+    apart(&daemon, move |daemon| observing.now(daemon)).await.map(Json)
 }
 
 async fn show_metrics(State(daemon): DaemonState, metrics: Arc<Metrics>) -> Answer<Response> {

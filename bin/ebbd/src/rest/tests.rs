@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::extract::Extension;
 use axum::http::StatusCode;
-use ebb_api::{ErrorCode, Event, EventType, Role, VmChange};
+use ebb_api::{ErrorCode, Event, EventType, HOST_VMS_MAX, HostVms, Role, VmChange};
 use http_body_util::Full;
 use tokio::time::timeout;
 
@@ -86,6 +86,7 @@ async fn every_refusal_has_one_shape() {
         ("DELETE /v1/jobs/7", "", ErrorCode::UnknownJob, "there is no job 7"),
         ("POST /v1/jobs/7", "", ErrorCode::WrongMethod, "/v1/jobs/7 has no method POST"),
         ("GET /v1/calibration", "", ErrorCode::NotSet, "nothing was measured yet"),
+        ("PUT /v1/observe", "", ErrorCode::WrongMethod, "/v1/observe has no method PUT"),
     ];
     for (line, body, code, why) in cases {
         let (status, refused) = home.served.refused(line, body).await;
@@ -234,6 +235,20 @@ async fn a_client_is_told_what_it_may_do() {
     assert_eq!(role(&home.served).await, "host");
     let router = router(home.daemon.clone()).layer(Extension(Role::Read));
     assert_eq!(role(&Served::new(router)).await, "read");
+}
+
+/// Which VMs there are depends on the host of the test.
+#[tokio::test]
+async fn all_vms_of_the_host_are_told() {
+    let home = home();
+    let (status, told) = home.served.ask("GET /v1/observe", "").await;
+    assert_eq!(status, StatusCode::OK, "{told}");
+    let HostVms { vms, .. } = serde_json::from_value(told.clone()).expect("VMs");
+    assert!(vms.len() <= HOST_VMS_MAX && vms.is_sorted_by_key(|vm| vm.pid), "{told}");
+    for vm in vms {
+        assert_eq!(vm.managed_as, None, "this daemon manages none: {told}");
+        assert!(vm.usage.is_some() != vm.reason.is_some(), "{told}");
+    }
 }
 
 #[tokio::test]

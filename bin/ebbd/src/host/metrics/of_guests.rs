@@ -4,8 +4,8 @@ use std::fmt;
 
 use ebb_observe::Usage;
 
-use super::guests::Guest;
 use super::{Meaning, Sheet, bytes, word};
+use crate::host::guests::Guest;
 
 static RAM: Meaning = bytes("guest_memory", "RAM of a guest, without what is plugged.");
 static RESIDENT: Meaning =
@@ -47,7 +47,7 @@ pub(super) fn tell(guests: &[Guest], sheet: &mut Sheet<'_>) -> fmt::Result {
     let labels = |guest: &Guest| {
         [("guest", word(guest.name.as_deref().unwrap_or(""))), ("pid", guest.pid.to_string())]
     };
-    let seen = || guests.iter().filter_map(|guest| Some((guest, guest.observed.as_ref()?)));
+    let seen = || guests.iter().filter_map(|guest| Some((guest, guest.observed.as_ref().ok()?)));
     sheet.gauges(&RAM, seen().map(|(guest, it)| (labels(guest), it.memory_bytes as f64)))?;
     sheet.gauges(&RESIDENT, seen().map(|(guest, it)| (labels(guest), it.resident_bytes as f64)))?;
     for (meaning, of) in &USAGES {

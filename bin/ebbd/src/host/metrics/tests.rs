@@ -132,7 +132,7 @@ fn a_guests_name_breaks_no_line() {
     let name = "a\"} 7\nebb_host_memory_bytes 1\\";
     let observed =
         Observed { memory_bytes: 1 << 30, resident_bytes: 5, usage: Err(NotKnown::Counters) };
-    let guest = Guest { pid: 17, name: Some(name.into()), observed: Some(observed) };
+    let guest = Guest { pid: 17, name: Some(name.into()), observed: Ok(observed) };
     let run = tempfile::tempdir().unwrap();
     let daemon = testing::daemon(run.path(), SwapDir::new(run.path(), None).unwrap());
     let host = Host::of(&daemon).unwrap();

@@ -10,6 +10,7 @@ import { Past, SPANS, remember } from "./history.js";
 import { HostView } from "./host.js";
 import { resident } from "./parts.js";
 import { Table, WORDS } from "./table.js";
+import { Unmanaged, WORDS_OF_UNMANAGED } from "./unmanaged.js";
 import { VmView, chartOfParts, chartsOfFaults } from "./vm.js";
 
 const EVERY_MS = 2000;
@@ -24,6 +25,7 @@ const THEMES = [["", "as the system"], ["light", "light"], ["dark", "dark"]];
 const table = new Table();
 const host = new HostView(setMode);
 const list = new EventList();
+const unmanaged = new Unmanaged();
 const past = new Past(null);
 const available = { css: "available", name: "available", of: (moment) => moment.available };
 const reserve = { css: "limit", name: "reserve", of: (moment) => moment.reserve };
@@ -99,7 +101,7 @@ async function look() {
   }
   const now = known.top.at_unix_ms;
   // Neither a long history nor a VM that is slow to answer holds up what is now.
-  for (const one of known.view ? [known.view, known.view.past] : [past]) {
+  for (const one of known.view ? [known.view, known.view.past] : [past, unmanaged]) {
     one.refresh(now).then((isNew) => isNew && show());
   }
 }
@@ -322,7 +324,7 @@ function begin() {
   byId("show-help").addEventListener("click", help);
   byId("filter").addEventListener("input", ({ target }) => table.search(target.value));
   byId("past-charts").append(...charts.map(({ element }) => element));
-  define(byId("help-words"), WORDS);
+  define(byId("help-words"), [...WORDS, ...WORDS_OF_UNMANAGED]);
   document.addEventListener("keydown", onKey);
   document.addEventListener("visibilitychange", wake);
   window.addEventListener("hashchange", route);

@@ -153,6 +153,7 @@ fn routes() -> Router {
         .route(route::RUN, post(|| async { "started" }))
         .route(route::ATTACH, post(|| async { "attached" }))
         .route(route::LIMIT, post(|Json(_): Json<serde_json::Value>| async { "{}" }))
+        .route(route::OBSERVE, get(|| async { "{}" }))
         .route(route::WHOAMI, get(|Extension(role): Extension<Role>| async move { Json(role) }))
 }
 
@@ -174,6 +175,9 @@ async fn a_token_allows_what_its_role_says() {
         (&get, "/v1/vms", read, 200, ""),
         (&Method::HEAD, "/v1/vms", read, 200, ""),
         (&get, "/v1/vms/web", read, 200, ""),
+        (&get, "/v1/observe", None, 401, "a token is needed"),
+        (&get, "/v1/observe", read, 200, ""),
+        (&get, "/v1/observe", control, 200, ""),
         (&delete, "/v1/vms/web", read, 403, "may only look"),
         (&post, "/v1/vms/web/limit", read, 403, "may only look"),
         (&post, "/v1/vms/run", read, 403, "may only look"),
