@@ -27,8 +27,8 @@ fn migration(status: &str) -> String {
             "in progress: evicted content comes back where it is sent, and is evicted again"
         }
         "completed" => {
-            "done: if the guest runs elsewhere now, end this QEMU, which Ebb manages until then; if \
-             it came from elsewhere, there is nothing to do"
+            "done: if the guest runs elsewhere now, end this QEMU, which Ebb manages until then; \
+             if it came from elsewhere, there is nothing to do"
         }
         "cancelling" | "cancelled" => "cancelled: the guest stays where it was",
         "failed" => "failed: the guest stays where it was",

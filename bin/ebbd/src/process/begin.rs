@@ -292,7 +292,10 @@ fn attach(site: &Site, request: &AttachRequest, directory: &Path) -> Answer<Read
         takeover::connect(&process, request.qmp.as_deref()).map_err(not_allowed)?;
     // By postcopy, QEMU must watch all of its memory itself. If it cannot, it ends when the guest
     // has left its source already.
-    if reach::awaits_guest(&mut qmp).map_err(not_allowed)? {
+    let awaits = reach::awaits_guest(&mut qmp).map_err(|why| {
+        ApiError::Unavailable(format!("process {} does not tell its state: {why}", request.pid))
+    })?;
+    if awaits {
         return Err(ApiError::Unavailable(format!(
             "process {} waits for a guest that migrates to it: attach it once the guest runs there",
             request.pid

@@ -103,7 +103,8 @@ impl Devices {
             return self.look(cx);
         }
         // Each question lets touches that wait for room go on.
-        let minds = cx.record.evicts || cx.record.shares;
+        let shares = cx.record.shares || cx.guest.shares_allocator();
+        let minds = cx.record.evicts || shares;
         let asks = minds && cx.reaching.is_complete && !cx.is_halted();
         if asks && self.asked_migration.is_none_or(|asked| asked.elapsed() >= MIGRATION_EVERY) {
             self.ask(cx, false);
