@@ -255,6 +255,43 @@ mod tests {
         assert!(taken.all(|one| one.starts_with("0 tight ")), "{all:?}");
     }
 
+    /// A normal VM that misses memory, and a latency VM with this limit to which so much has come
+    /// back, on a short host.
+    fn needy(second: u64, (limit_mib, refaulted_mib): (u64, u64)) -> String {
+        let mut sight = sight(second * 1000, GIB);
+        let web = &mut sight.vms[0];
+        web.spare_bytes = 0;
+        (web.resident_bytes, web.limit_bytes) = (2 * GIB, Some(2 * GIB));
+        web.refaulted_bytes = second * (100 << 20);
+        let mut calm = web.clone();
+        (calm.name, calm.class) = ("calm".parse().unwrap(), VmClass::Latency);
+        (calm.resident_bytes, calm.limit_bytes) = (limit_mib << 20, Some(limit_mib << 20));
+        (calm.working_bytes, calm.refaulted_bytes) = (Some(4 * GIB), refaulted_mib << 20);
+        sight.vms.push(calm);
+        line(&sight)
+    }
+
+    /// The first second only tells what had come back before.
+    #[test]
+    fn a_latency_vm_that_misses_nothing_is_probed_until_it_misses_something() {
+        let seen = |second: u64| match second {
+            0 | 1 => (4096, 0),
+            2 => (4055, 0),
+            3 => (3973, 0),
+            4 => (3809, 50),
+            _ => (4013, 50),
+        };
+        let lines: Vec<String> = (0..15).map(|second| needy(second, seen(second))).collect();
+        let all = simulated(&lines).expect("decisions");
+        let times = |why: &str| -> Vec<String> {
+            let of_calm = |one: &&String| one.contains("calm: limit ") && one.contains(why);
+            let time = |one: &String| one.split(' ').next().unwrap_or_default().to_owned();
+            all.iter().filter(of_calm).map(time).collect()
+        };
+        assert_eq!(times("since another VM misses"), ["1000", "2000", "3000", "14000"], "{all:?}");
+        assert_eq!(times("came back within seconds"), ["4000"], "{all:?}");
+    }
+
     #[test]
     fn a_line_that_makes_no_sense_is_named() {
         let good = line(&sight(5, GIB));

@@ -19,6 +19,7 @@ mod decision;
 mod ladder;
 mod plug_state;
 mod plugged;
+mod probe;
 mod rule;
 mod sight;
 mod stage;

@@ -133,8 +133,9 @@ impl Budget {
 
     /// Returns how much a VM gets of what it misses. Half of the reserve stays. Batch VMs get a
     /// part of what is beyond the reserve, unless their guest waits for room. Others also get what
-    /// batch VMs are about to lose.
-    pub fn relieve(&mut self, vm: &VmSight, wanted: u64) -> u64 {
+    /// batch VMs are about to lose. `owed`: what was taken from the VM just now, for others. Of that
+    /// it gets back what leaves a quarter of the reserve: others lose it then.
+    pub fn relieve(&mut self, vm: &VmSight, wanted: u64, owed: u64) -> u64 {
         let left = self.available - self.given.all;
         let has_part = vm.rule.class == Class::Batch && !vm.waits;
         let room = match vm.rule.class {
@@ -142,7 +143,8 @@ impl Budget {
             Class::Batch => left - self.kept,
             Class::Normal | Class::Latency => left - self.kept + self.lent,
         };
-        let bytes = wanted.min(unsigned(room));
+        let owed = i128::from(owed).min(left - self.kept / 2);
+        let bytes = wanted.min(unsigned(room.max(owed)));
         self.give(bytes);
         if has_part {
             self.given.batch += i128::from(bytes);

@@ -7,12 +7,14 @@
 //! | cold | what a VM does not work with | batch VMs first, then normal, then latency |
 //! | disk | compressed pages, which go to the swap file | as cold, while the host is short |
 //! | warm | what a VM works with | batch VMs, while the host's stage is critical |
+//! | rested | as a probe | latency VMs that miss nothing, while another VM misses more than it gets |
 //! | last | what a VM works with | normal VMs, then latency, while the host's stage is critical |
 //! | probe | a little of what it seems to work with, while nobody has cold memory | as cold |
 //! | last of all | what guests can unplug | those that no limit reaches, while the host is short |
 //!
 //! What a VM works with is known only roughly. A probe finds out: if the VM misses the memory, it
-//! is relieved, and its limit rests longer each time.
+//! is relieved, and its limit rests longer each time. In the critical stage, latency VMs that miss
+//! nothing are probed before anybody loses what it misses, else after all others are probed.
 //!
 //! Within a VM, its eviction takes first what costs least: pages that a disk holds, then clean
 //! ones, then those that must be compressed or written. While the host is tight, VMs that give get
@@ -37,8 +39,6 @@ pub(super) const SPARE_LEAST_BYTES: u64 = 16 << 20;
 pub(super) const STEP_PART: u64 = 256;
 /// A limit goes up by this part of a VM's memory in a second, as far as the host has it.
 pub(super) const GIVE_PART: u64 = 32;
-/// A probe takes this part of a VM's memory in a second.
-const PROBE_PART: u64 = 100;
 
 pub(super) type States = BTreeMap<String, VmState>;
 pub(super) type Vm<'v> = (&'v VmSight, &'v mut VmState);
@@ -51,32 +51,27 @@ pub(super) struct Round<'a> {
     pub(super) is_full: bool,
     pub(super) stage: Stage,
     pub(super) budget: Budget,
-    /// Whether a limit was lowered in this look.
-    has_lowered: bool,
-    /// Whether a VM misses more memory than it gets in this look.
-    is_wanting: bool,
+    /// Whether a limit was lowered in this look by more than a probe.
+    pub(super) has_lowered: bool,
+    /// The highest class of the VMs that miss more memory than they get in this look.
+    pub(super) wanting: Option<Class>,
     pub decisions: Vec<Decision>,
 }
 
 /// A part of a VM's memory that is taken together.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Rung {
+pub(super) enum Rung {
     Cold,
     /// What is compressed goes to the swap file.
     Disk,
     Warm,
     /// What VMs work with that are no batch VMs: the host needs it to live.
     Last,
+    /// A probe of a VM that has missed nothing for a while, for others that miss memory.
+    Rested,
     Probe,
     /// A probe of a VM of which nothing is known yet.
     FirstProbe,
-}
-
-/// Whether a VM that matters less than a latency VM has more than it needs to live.
-fn is_lower_and_warm(vm: &VmSight) -> bool {
-    vm.rule.class < Class::Latency
-        && vm.may_give()
-        && vm.warm_bytes() > vm.memory_bytes / PROBE_PART
 }
 
 /// The VMs of a class, those first that have least for their weight: they are given memory first, so
@@ -99,8 +94,8 @@ impl<'a> Round<'a> {
         stage: Stage,
         budget: Budget,
     ) -> Round<'a> {
-        let (has_lowered, is_wanting, decisions) = (false, false, Vec::new());
-        Round { now, host, is_full, stage, budget, has_lowered, is_wanting, decisions }
+        let (has_lowered, wanting, decisions) = (false, None, Vec::new());
+        Round { now, host, is_full, stage, budget, has_lowered, wanting, decisions }
     }
 
     /// Makes this a look between two seconds. `given`: what was given since the last whole look.
@@ -149,8 +144,10 @@ impl<'a> Round<'a> {
         let is_short = is_short && !state.is_decided(self.now);
         let Some(limit) = vm.limit_bytes.filter(|_| is_short) else { return };
         let wanted = state.relief_bytes(vm).min(vm.most_bytes().saturating_sub(limit));
-        let bytes = self.budget.relieve(vm, wanted);
-        self.is_wanting |= bytes < wanted;
+        let bytes = self.budget.relieve(vm, wanted, state.owed_bytes(self.now));
+        if bytes < wanted {
+            self.wanting = self.wanting.max(Some(vm.rule.class));
+        }
         if bytes < vm.memory_bytes / STEP_PART {
             return;
         }
@@ -183,16 +180,12 @@ impl<'a> Round<'a> {
         }
         if self.stage == Stage::Critical {
             self.lower(vms, states, (Rung::Warm, Class::Batch));
+            self.lower_rested(vms, states);
             // Nobody keeps the host from what it needs to live: by class and weight all have less.
             self.lower(vms, states, (Rung::Last, Class::Normal));
             self.lower(vms, states, (Rung::Last, Class::Latency));
         }
-        // While there is memory that is known to be cold, only VMs of which nothing is known give.
-        let rung = if self.has_lowered { Rung::FirstProbe } else { Rung::Probe };
-        for class in LOWEST_FIRST {
-            let spares = class == Class::Latency && vms.iter().any(is_lower_and_warm);
-            self.lower(vms, states, (if spares { Rung::FirstProbe } else { rung }, class));
-        }
+        self.probe(vms, states);
     }
 
     /// Gives VMs what the host has too much.
@@ -269,7 +262,12 @@ impl<'a> Round<'a> {
 
     /// Lowers limits of VMs of a class by a part of what they have on the rung, until the host
     /// lacks nothing more. VMs of less weight give more.
-    fn lower(&mut self, vms: &[VmSight], states: &mut States, (rung, class): (Rung, Class)) {
+    pub(super) fn lower(
+        &mut self,
+        vms: &[VmSight],
+        states: &mut States,
+        (rung, class): (Rung, Class),
+    ) {
         let gives = |vm: &VmSight| {
             let state = states.get(&vm.name).filter(|state| self.may_lower(vm, state, rung))?;
             Some(self.gives(vm, state, rung)).filter(|bytes| *bytes >= vm.memory_bytes / STEP_PART)
@@ -295,7 +293,8 @@ impl<'a> Round<'a> {
                 continue;
             }
             self.budget.take(bytes);
-            self.has_lowered = true;
+            let is_probe = matches!(rung, Rung::Rested | Rung::Probe | Rung::FirstProbe);
+            self.has_lowered |= !is_probe;
             let why = self.why_lowered((vm, state), rung);
             if rung == Rung::Disk {
                 let to = vm.compressed_bytes().saturating_sub(bytes);
@@ -303,6 +302,10 @@ impl<'a> Round<'a> {
                 continue;
             }
             state.lowered(self.now);
+            if is_probe {
+                let is_for_others = rung == Rung::Rested;
+                state.probed(if is_for_others { bytes } else { 0 }, self.now);
+            }
             let to = vm.has_bytes().saturating_sub(bytes).max(vm.least_bytes());
             self.limit((vm, state), Some(to), why);
         }
@@ -313,8 +316,10 @@ impl<'a> Round<'a> {
         let (bytes, part) = match (rung, state.working_bytes()) {
             (Rung::Cold, Some(working)) => (vm.cold_bytes(working), self.cold_part()),
             (Rung::Warm | Rung::Last, _) => (u64::MAX, self.stage.rate_part()),
-            (Rung::Probe, _) | (Rung::FirstProbe, None) => (u64::MAX, PROBE_PART),
-            (Rung::Cold, None) | (Rung::FirstProbe, Some(_)) => (0, PROBE_PART),
+            (Rung::Rested | Rung::Probe, _) | (Rung::FirstProbe, None) => {
+                (u64::MAX, self.probe_part(vm, state))
+            }
+            (Rung::Cold, None) | (Rung::FirstProbe, Some(_)) => (0, 1),
             (Rung::Disk, _) => (vm.compressed_bytes(), self.stage.rate_part()),
         };
         bytes.min(vm.warm_bytes()).min(vm.memory_bytes / part)
@@ -324,7 +329,7 @@ impl<'a> Round<'a> {
     /// while somebody misses memory that the host does not have.
     fn cold_part(&self) -> u64 {
         let part = self.stage.rate_part();
-        if self.is_wanting { part.min(Stage::Short.rate_part()) } else { part }
+        if self.wanting.is_some() { part.min(Stage::Short.rate_part()) } else { part }
     }
 
     fn why_lowered(&self, (vm, state): (&VmSight, &VmState), rung: Rung) -> String {
@@ -344,6 +349,7 @@ impl<'a> Round<'a> {
             Rung::Cold => "cold memory",
             Rung::Warm => "memory of a batch VM",
             Rung::Last => "its part of what the host needs to live",
+            Rung::Rested => "what it uses least, since another VM misses memory",
             Rung::Probe | Rung::FirstProbe => "what it uses least",
         };
         format!("{which}: has {has}, {works}; the host is {}: {}", self.stage, self.host)
@@ -361,6 +367,7 @@ impl<'a> Round<'a> {
             Rung::Warm => state.has_given(vm),
             // It may miss memory.
             Rung::Last => state.has_given(vm) && !state.rests(self.now, true),
+            Rung::Rested if !state.is_quiet(self.now) => false,
             _ => state.may_lower(vm, self.now, self.stage == Stage::Critical),
         };
         may_lower && self.may_change(vm, state)

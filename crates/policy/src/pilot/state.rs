@@ -16,6 +16,8 @@ const REST_CRITICAL: Duration = Duration::from_secs(30);
 const KNOWN: Duration = Duration::from_secs(600);
 /// Memory that is missed within this time after the limit was lowered is missed because of that.
 const BLAME: Duration = Duration::from_secs(30);
+/// A VM that has missed no memory for this long may have more than it works with.
+const QUIET: Duration = Duration::from_secs(10);
 /// A VM above its limit is on its way down if it took less within this time.
 const PROGRESS: Duration = Duration::from_secs(5);
 /// A limit is raised by so many times what came back.
@@ -42,6 +44,12 @@ pub(super) struct VmState {
     missed: (u64, Duration),
     /// Whether that look has been made.
     is_judged: bool,
+    /// When it missed memory last.
+    missed_at: Option<Duration>,
+    /// Probes since then, one soon after the other.
+    probes: u32,
+    /// What the last probe took from it for others, and when that was.
+    owed: Option<(u64, Duration)>,
     /// What it works with, and when that was seen last.
     working: Option<(u64, Duration)>,
     /// What it takes above its limit, and when that became less.
@@ -85,7 +93,16 @@ impl VmState {
         if self.lowered.is_some_and(|lowered| now >= lowered + BLAME) {
             // It was low enough for some time.
             (self.lowered, self.rest) = (None, self.rest / 2);
+            self.probes = 0;
         }
+        if self.misses_memory(vm) {
+            self.begin_probes_anew(now);
+        }
+    }
+
+    /// Notes that it misses memory: the next probe is a small one.
+    fn begin_probes_anew(&mut self, now: Duration) {
+        (self.missed_at, self.probes) = (Some(now), 0);
     }
 
     /// Whether the VM was not seen for so long that it counts as another one.
@@ -150,6 +167,13 @@ impl VmState {
         self.relieved = Some(now);
         // What it missed counts once.
         self.is_judged = true;
+        self.owed = None;
+        self.begin_probes_anew(now);
+    }
+
+    /// Whether the VM has missed no memory for a while.
+    pub fn is_quiet(&self, now: Duration) -> bool {
+        self.missed_at.is_none_or(|missed| now >= missed + QUIET)
     }
 
     /// Whether the limit rests because it was raised for the VM.
@@ -181,6 +205,23 @@ impl VmState {
     /// Notes that the limit was lowered.
     pub fn lowered(&mut self, now: Duration) {
         self.lowered = Some(now);
+    }
+
+    /// Notes that it is probed. `owed`: what that takes from it for others.
+    pub fn probed(&mut self, owed: u64, now: Duration) {
+        self.probes = self.probes.saturating_add(1);
+        self.owed = Some((owed, now));
+    }
+
+    /// What it gets back if it misses memory, whatever the host has: the last probe took it for
+    /// others.
+    pub fn owed_bytes(&self, now: Duration) -> u64 {
+        self.owed.filter(|(_, at)| now < *at + BLAME).map_or(0, |(bytes, _)| bytes)
+    }
+
+    /// Probes since it missed memory, or since it was left alone for a while.
+    pub fn probes(&self) -> u32 {
+        self.probes
     }
 
     /// Notes that the size of its compressed memory was changed.

@@ -3,6 +3,7 @@
 mod between;
 mod compressed;
 mod plugged;
+mod rested;
 mod simulated;
 mod stages;
 
