@@ -113,6 +113,22 @@ pub fn store_promtool(program: &Result<PathBuf, String>) -> io::Result<()> {
     fs::write(promtool_manifest(), serde_json::to_vec_pretty(program)?)
 }
 
+/// The directory with Kubernetes' API server and its store, or why it does not exist.
+///
+/// # Errors
+/// The reason, as recorded when they were built.
+pub fn kubernetes() -> Result<PathBuf, String> {
+    recorded(&kubernetes_manifest(), "cargo xtask soak kubernetes")
+}
+
+/// Records where Kubernetes' API server is, or why it does not exist.
+///
+/// # Errors
+/// Those of the file system.
+pub fn store_kubernetes(directory: &Result<PathBuf, String>) -> io::Result<()> {
+    fs::write(kubernetes_manifest(), serde_json::to_vec_pretty(directory)?)
+}
+
 /// What was recorded of an asset; `command`: what makes it.
 fn recorded(path: &Path, command: &str) -> Result<PathBuf, String> {
     let recorded = fs::read(path).and_then(|json| Ok(serde_json::from_slice(&json)?));
@@ -158,6 +174,10 @@ pub fn store_qemu11(directory: &Result<PathBuf, String>) -> io::Result<()> {
 
 fn qemu11_manifest() -> PathBuf {
     target_directory().join("qemu11.json")
+}
+
+fn kubernetes_manifest() -> PathBuf {
+    target_directory().join("kubernetes.json")
 }
 
 fn promtool_manifest() -> PathBuf {

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 
-use super::{cargo, guest_kernel};
+use super::{assets, cargo, guest_kernel};
 
 /// The tests of vmtest for what may go wrong once in thousands of times, or takes long to try. All of kvmtest and the
 /// allocator's thread tests run besides. The longest tests come first, so that all lanes end at
 /// about the same time.
-const VM_TESTS: [&str; 24] = [
+const VM_TESTS: [&str; 25] = [
     "in_flight",
     "hyperalloc",
     "reclaim",
@@ -40,7 +40,11 @@ const VM_TESTS: [&str; 24] = [
     "full",
     "scarce",
     "api",
+    KUBERNETES,
 ];
+
+/// The one that needs Kubernetes' API server, which is built here.
+const KUBERNETES: &str = "kubernetes";
 
 /// Those of them that need a Linux built here that tracks idle pages, as their host.
 const NEED_HOST_KERNEL: [&str; 1] = ["idle"];
@@ -93,6 +97,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if NEED_HOST_KERNEL.iter().any(|name| is_wanted(name, &args.only)) {
         guest_kernel::run(&guest_kernel::Args::host())?;
     }
+    if is_wanted(KUBERNETES, &args.only) {
+        let built = assets::run_kubernetes();
+        // Among all soaks, this one is skipped where it cannot be built.
+        built.or_else(|error| if args.only.is_empty() { Ok(()) } else { Err(error) })?;
+    }
     build()?;
     for round in 1.. {
         println!("== soak: round {round}, {} min so far", began.elapsed().as_secs() / 60);
@@ -124,7 +133,8 @@ fn check_names(only: &[String]) -> anyhow::Result<()> {
 }
 
 fn build() -> anyhow::Result<()> {
-    cargo::run(cargo::command().args(["build", "--release", "-p", "ebb", "-p", "ebbd"]))?;
+    let programs = ["-p", "ebb", "-p", "ebbd", "-p", "ebb-node"];
+    cargo::run(cargo::command().args(["build", "--release"]).args(programs))?;
     let tests = ["-p", "vmtest", "-p", "kvmtest", "-p", "llfree-tests"];
     cargo::run(cargo::command().args(["test", "--release", "--no-run"]).args(tests))
 }

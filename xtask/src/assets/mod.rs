@@ -11,6 +11,7 @@ pub(crate) mod cache;
 mod cpio;
 pub(crate) mod initrd;
 mod kernel;
+mod kubernetes;
 mod modules;
 mod promtool;
 mod qemu;
@@ -55,6 +56,19 @@ pub fn run_qemu11() -> anyhow::Result<()> {
         &directory.as_ref().map_err(|error| format!("{error:#}")).cloned(),
     )?;
     println!("{}", directory?.join(qemu::PROGRAM).display());
+    Ok(())
+}
+
+/// Builds Kubernetes' API server for tests. They get the reason if it cannot be built.
+///
+/// # Errors
+/// It cannot be built.
+pub fn run_kubernetes() -> anyhow::Result<()> {
+    let directory = kubernetes::build(&Cache::open()?);
+    vmtest::assets::store_kubernetes(
+        &directory.as_ref().map_err(|error| format!("{error:#}")).cloned(),
+    )?;
+    println!("{:<10} {}", "kubernetes", directory?.display());
     Ok(())
 }
 

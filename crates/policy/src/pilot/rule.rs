@@ -61,7 +61,7 @@ impl Default for VmRule {
 
 impl Class {
     /// What a VM keeps beyond what it works with: this part of that.
-    pub(super) fn slack_part(self) -> u64 {
+    pub fn slack_part(self) -> u64 {
         match self {
             Class::Latency => 2,
             Class::Normal => 4,
