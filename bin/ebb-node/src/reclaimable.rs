@@ -66,6 +66,7 @@ mod tests {
             limit_by_pilot: false,
             working_bytes: None,
             faults_per_s: None,
+            fault_ns: None,
             refaulted_bytes_per_s: None,
             misses_memory: false,
             waits: false,

@@ -69,9 +69,9 @@ fn serve_ebbd(directory: &Path, free_bytes: u64) {
             "compressed_bytes": 0, "swapped_bytes": 0, "disk_backed_bytes": 0,
         },
         "compressed_in_bytes": 0, "limit_bytes": null, "limit_by_pilot": false,
-        "working_bytes": null, "faults_per_s": null, "refaulted_bytes_per_s": null,
-        "misses_memory": false, "waits": false, "waiting_touches": 0, "class": "normal",
-        "hold": false, "warnings": 0,
+        "working_bytes": null, "faults_per_s": null, "fault_ns": null,
+        "refaulted_bytes_per_s": null, "misses_memory": false, "waits": false,
+        "waiting_touches": 0, "class": "normal", "hold": false, "warnings": 0,
     });
     let host = json!({
         "total_bytes": 1, "available_bytes": 1, "reserve_bytes": 0, "bounds": [],

@@ -142,7 +142,8 @@ impl Cluster {
         made["status"]["token"].as_str().unwrap_or_else(|| panic!("no token: {made}")).into()
     }
 
-    /// Writes a file that says where the API server is, and who asks. `None`: nobody is there.
+    /// Writes a file that says where the API server is, and who asks. `port`: where it is to be
+    /// looked for; `None`: where it is.
     pub fn kubeconfig(&self, name: &str, token: &str, port: Option<u16>) -> PathBuf {
         let path = self.directory.path().join(name);
         let server = format!("https://{ADDRESS}:{}", port.unwrap_or(self.port));

@@ -238,13 +238,14 @@ impl Keeper {
 
     async fn look(&mut self, scope: Scope) -> io::Result<()> {
         let state = self.daemon.pilot();
-        // What ends from here on has the pilot look again.
-        state.is_owed.store(scope == Scope::Relief, Release);
+        let settings = self.daemon.pilot_record().settings();
+        // What ends from here on has the pilot look again. A swap: what has just ended either finds
+        // the new value, or is found by `collect`.
+        state.is_owed.swap(settings.mode == PilotMode::On, AcqRel);
         self.acts.collect();
         if !self.acts.is_any_busy() {
             state.is_owed.store(false, Release);
         }
-        let settings = self.daemon.pilot_record().settings();
         if settings.mode == PilotMode::Off {
             state.saw(None);
             state.is_watching.store(false, Relaxed);

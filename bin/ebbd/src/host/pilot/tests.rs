@@ -189,6 +189,13 @@ async fn a_vm_that_is_slow_delays_nobody() {
 
 #[tokio::test]
 async fn a_vm_that_misses_memory_is_relieved_once_its_last_act_has_ended() {
+    for skipping in [Scope::Relief, Scope::All] {
+        relieve_once_an_act_has_ended(skipping).await;
+    }
+}
+
+/// `skipping`: the look that finds that something is being done for the VM.
+async fn relieve_once_an_act_has_ended(skipping: Scope) {
     let (home, notes) = (tempfile::tempdir().unwrap(), Told::default());
     let (daemon, go) = (daemon(home.path()), Arc::new(Notify::new()));
     serve(&daemon, "web", &notes, Some(Arc::clone(&go)));
@@ -204,7 +211,7 @@ async fn a_vm_that_misses_memory_is_relieved_once_its_last_act_has_ended() {
     (missing.memory_bytes, missing.resident_bytes) = (4096 * MIB, 4096 * MIB);
     missing.limit.refaulted_total_bytes += 400 * MIB;
     testing::publish(&daemon, "web", missing, Some(limited));
-    keeper.look(Scope::Relief).await.unwrap();
+    keeper.look(skipping).await.unwrap();
     let decided = status(&daemon).decisions;
     assert!(matches!(&decided[..], [one] if one.outcome.is_none()), "one at a time: {decided:?}");
     go.notify_one();

@@ -165,8 +165,9 @@ impl Worker {
     }
 
     /// Looks at the devices if need be, as before each eviction: the pilot lowers a limit often.
+    /// Before the first eviction, nobody has asked lately about a migration.
     fn look_for_pilot(&mut self) {
-        match self.cx.reaching.is_complete {
+        match self.cx.reaching.is_complete && self.cx.record.evicts {
             true => self.keep_devices(&mut OpenFiles::default()),
             false => self.look_at_devices(),
         }
