@@ -219,22 +219,20 @@ impl Worker {
         more || (was_exhausted && !self.buffers.is_exhausted())
     }
 
-    /// Polls for a while for the disk to answer, or for the driver to make a request available.
+    /// Polls for a while for the disk to answer, or for the driver to make a request available. A
+    /// request that comes while the disk works begins at once: both can work on several.
     fn look(&mut self, vring: &VringMutex) -> bool {
+        let has_room = |table: &Table| self.order.len() < usize::from(table.size);
+        // Rings that are not pinned may be non-resident.
+        let may_take =
+            !self.broken && self.waiting.is_empty() && self.table.as_ref().is_some_and(has_room);
+        let memory = self.memory.memory();
+        let is_asked = || may_take && has_more(vring, &memory);
         let [answer, question] = &mut self.patience;
         match &mut self.ring {
-            Some(ring) if !self.jobs.is_empty() => answer.look(|| ring.has_ended()),
-            // Rings that are not pinned may be non-resident.
-            _ if self.broken || self.table.is_none() || !self.waiting.is_empty() => false,
-            _ => {
-                let memory = self.memory.memory();
-                question.look(|| {
-                    let state = vring.get_ref();
-                    let queue = state.get_queue();
-                    let asked = queue.avail_idx(&*memory, Ordering::Acquire);
-                    queue.ready() && asked.is_ok_and(|asked| asked.0 != queue.next_avail())
-                })
-            }
+            Some(ring) if !self.jobs.is_empty() => answer.look(|| ring.has_ended() || is_asked()),
+            _ if !may_take => false,
+            _ => question.look(is_asked),
         }
     }
 
@@ -262,6 +260,14 @@ impl Worker {
         // They never end. Other queues may wait for their blocks.
         self.later.clear();
     }
+}
+
+/// Whether the driver has made requests available that were not taken. The rings are pinned.
+fn has_more(vring: &VringMutex, memory: &GuestMemoryMmap) -> bool {
+    let state = vring.get_ref();
+    let queue = state.get_queue();
+    let asked = queue.avail_idx(memory, Ordering::Acquire);
+    queue.ready() && asked.is_ok_and(|asked| asked.0 != queue.next_avail())
 }
 
 impl Drop for Worker {
