@@ -63,8 +63,14 @@ impl Device {
 
     /// Returns the event that queue `index`'s thread must listen to, and that event's number.
     pub(crate) fn wake_event(&self, index: usize) -> Option<(RawFd, u64)> {
-        let number = self.queues.len() as u64 + 1;
+        let number = self.wake_number() as u64;
         self.queues.get(index).map(|queue| (queue.wake.as_raw_fd(), number))
+    }
+
+    /// The number of a queue's wake event. Smaller ones are those of kicks, and one of the library's
+    /// own.
+    fn wake_number(&self) -> usize {
+        self.queues.len() + 1
     }
 
     /// Ends the queues' threads. The library would leak a descriptor with each thread that it ends
@@ -175,7 +181,7 @@ impl VhostUserBackend for Device {
 
     fn handle_event(
         &self,
-        _: u16,
+        event: u16,
         _: EventSet,
         vrings: &[VringMutex],
         thread: usize,
@@ -189,7 +195,7 @@ impl VhostUserBackend for Device {
                 // The error ends the thread. Nobody looks at it.
                 return Err(io::ErrorKind::Interrupted.into());
             }
-            worker.serve(vring);
+            worker.serve(vring, usize::from(event) == self.wake_number());
             if worker.is_still() {
                 queue.idle.notify_all();
             }

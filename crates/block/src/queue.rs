@@ -181,26 +181,31 @@ impl Worker {
     }
 
     /// Does all there is to do, and what comes soon after. It waits for nothing but the observer
-    /// and the DMA.
-    pub(crate) fn serve(&mut self, vring: &VringMutex) {
+    /// and the DMA. `is_woken`: [`Worker::wake`] is readable.
+    pub(crate) fn serve(&mut self, vring: &VringMutex, mut is_woken: bool) {
         self.vring.get_or_insert_with(|| vring.clone());
         let end = Instant::now() + TURN;
         loop {
-            if self.round(vring) {
+            if self.round(vring, is_woken) {
                 // Do not go on at once: an event that ends this thread gets its turn.
                 return wake_up(&self.wake);
             }
             if !self.look(vring) || Instant::now() >= end {
                 return;
             }
+            is_woken = false;
         }
     }
 
     /// Handles what has come by now. Whether another round is needed at once.
-    fn round(&mut self, vring: &VringMutex) -> bool {
-        let mut count = [0; 8];
-        // If there is nothing to read, another event woke this thread.
-        let _ = rustix::io::read(&self.wake, &mut count);
+    fn round(&mut self, vring: &VringMutex, is_woken: bool) -> bool {
+        // Ends of transfers make it readable. If anybody else does so, it stays readable and wakes
+        // this thread again.
+        if is_woken || !self.jobs.is_empty() {
+            let mut count = [0; 8];
+            // If there is nothing to read, no transfer has ended.
+            let _ = rustix::io::read(&self.wake, &mut count);
+        }
         self.reap();
         if self.pause.is_over() {
             self.stalled = false;
