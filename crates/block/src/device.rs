@@ -67,8 +67,8 @@ impl Device {
         self.queues.get(index).map(|queue| (queue.wake.as_raw_fd(), number))
     }
 
-    /// The number of a queue's wake event. Smaller ones are those of kicks, and one of the library's
-    /// own.
+    /// The number of a queue's wake event. Smaller ones are those of kicks, and one of the
+    /// library's own.
     fn wake_number(&self) -> usize {
         self.queues.len() + 1
     }

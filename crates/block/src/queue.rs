@@ -191,6 +191,9 @@ impl Worker {
                 return wake_up(&self.wake);
             }
             if !self.look(vring) || Instant::now() >= end {
+                if self.listen(vring) {
+                    wake_up(&self.wake);
+                }
                 return;
             }
             is_woken = false;
@@ -211,7 +214,7 @@ impl Worker {
             self.stalled = false;
             self.go_on_later();
         }
-        let more = self.take(vring);
+        self.take(vring);
         self.begin_waiting();
         if let Some(Err(error)) = self.ring.as_mut().map(Ring::submit) {
             tracing::error!("{}: io_uring: {error}", self.disk.image.path().display());
@@ -221,17 +224,13 @@ impl Worker {
         // buffers, the end of one wakes this thread.
         let was_exhausted = self.buffers.is_exhausted();
         self.buffers.teach(&self.disk);
-        more || (was_exhausted && !self.buffers.is_exhausted())
+        was_exhausted && !self.buffers.is_exhausted()
     }
 
     /// Polls for a while for the disk to answer, or for the driver to make a request available. A
     /// request that comes while the disk works begins at once: both can work on several.
     fn look(&mut self, vring: &VringMutex) -> bool {
-        let has_room = |table: &Table| self.order.len() < usize::from(table.size);
-        // Rings that are not pinned may be non-resident.
-        let may_take =
-            !self.broken && self.waiting.is_empty() && self.table.as_ref().is_some_and(has_room);
-        let memory = self.memory.memory();
+        let (may_take, memory) = (self.may_take(), self.memory.memory());
         let is_asked = || may_take && has_more(vring, &memory);
         let [answer, question] = &mut self.patience;
         match &mut self.ring {
@@ -239,6 +238,12 @@ impl Worker {
             _ if !may_take => false,
             _ => question.look(is_asked),
         }
+    }
+
+    /// Whether requests are taken if there are any. Rings that are not pinned may be non-resident.
+    fn may_take(&self) -> bool {
+        let has_room = |table: &Table| self.order.len() < usize::from(table.size);
+        !self.broken && self.waiting.is_empty() && self.table.as_ref().is_some_and(has_room)
     }
 
     fn wait_or_give_up(&mut self, fault: DmaFault) {
