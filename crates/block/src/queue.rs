@@ -160,11 +160,16 @@ impl Worker {
 
     /// Resets the state after the queue was stopped, as it may come back as another. Requests that
     /// whose end the driver does not know are left in the queue as if never taken, and are done
-    /// then.
+    /// then. The driver is to kick the queue when it makes more available.
     pub(crate) fn stopped(&mut self) {
         if let Some(vring) = self.vring.take() {
             let undone = self.order.len() as u16;
             vring.set_queue_next_avail(vring.queue_next_avail().wrapping_sub(undone));
+            // A queue that was stopped while it was served has asked for no kicks. Its next server,
+            // which may be another program, may look at it only once it is kicked.
+            if self.table.is_some() {
+                let _ = vring.enable_notification();
+            }
         }
         self.first_number += self.order.len() as u64;
         self.order.clear();
