@@ -38,7 +38,8 @@ pub const IOERR: u8 = 1;
 /// Status of a request that the device does not know.
 pub const UNSUPP: u8 = 2;
 
-const EVENT_IDX: u64 = 1 << 29;
+/// Feature bit of event indices.
+pub const EVENT_IDX: u64 = 1 << 29;
 
 /// Makes memory that another process can map.
 pub fn shared_memory(bytes: u64) -> GuestMemoryMmap {
@@ -97,10 +98,16 @@ impl Ring {
     }
 }
 
-/// Connects as soon as somebody listens, and starts the queue at request `base`.
+/// Connects as soon as somebody listens, and starts the queue at request `base`, without event
+/// indices.
 pub fn connect(socket: &Path, ring: &Ring, base: u16) -> FrontEnd {
+    connect_without(EVENT_IDX, socket, ring, base)
+}
+
+/// As [`connect`], with all features of the device but `without`.
+pub fn connect_without(without: u64, socket: &Path, ring: &Ring, base: u16) -> FrontEnd {
     let wanted = VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::MQ;
-    let front_end = FrontEnd::connect(socket, wanted, EVENT_IDX);
+    let front_end = FrontEnd::connect(socket, wanted, without);
     front_end.start(ring, base);
     front_end.kick();
     front_end

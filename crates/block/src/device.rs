@@ -67,7 +67,7 @@ impl Device {
 
     /// Returns the event that queue `index`'s thread must listen to, and that event's number.
     pub(crate) fn wake_event(&self, index: usize) -> Option<(RawFd, u64)> {
-        let number = self.queues.len() as u64 + 1;
+        let number = self.wake_number() as u64;
         self.queues.get(index).map(|queue| (queue.wake.as_raw_fd(), number))
     }
 
@@ -79,6 +79,12 @@ impl Device {
     /// Returns whether a thread that serves this front end has ended.
     pub(crate) fn ended(&self) -> &Ended {
         &self.ended
+    }
+
+    /// The number of a queue's wake event. Smaller ones are those of kicks, and one of the
+    /// library's own.
+    fn wake_number(&self) -> usize {
+        self.queues.len() + 1
     }
 
     /// Ends the queues' threads. The library would leak a descriptor with each thread that it ends
@@ -121,7 +127,7 @@ impl Device {
     }
 
     /// Serves the queue of a thread. An error ends the thread.
-    fn serve(&self, vrings: &[VringMutex], thread: usize) -> io::Result<()> {
+    fn serve(&self, vrings: &[VringMutex], thread: usize, event: u16) -> io::Result<()> {
         let (Some(queue), [vring]) = (self.queues.get(thread), vrings) else { return Ok(()) };
         let mut worker = queue.worker();
         while self.is_paused() && !self.is_closing() {
@@ -131,7 +137,7 @@ impl Device {
             // Nobody looks at the error.
             return Err(io::ErrorKind::Interrupted.into());
         }
-        worker.serve(vring);
+        worker.serve(vring, usize::from(event) == self.wake_number());
         if worker.is_still() {
             queue.idle.notify_all();
         }
@@ -217,13 +223,13 @@ impl VhostUserBackend for Device {
 
     fn handle_event(
         &self,
-        _: u16,
+        event: u16,
         _: EventSet,
         vrings: &[VringMutex],
         thread: usize,
     ) -> io::Result<()> {
         self.ended.note_end();
-        let served = self.disk.panics.catch(|| self.serve(vrings, thread));
+        let served = self.disk.panics.catch(|| self.serve(vrings, thread, event));
         served.unwrap_or_else(|| Err(io::Error::other("it panicked")))
     }
 }

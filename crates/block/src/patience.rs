@@ -29,14 +29,14 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// Polls for the event. `false`: it is time to sleep.
-    pub(crate) fn look(&mut self, mut has_come: impl FnMut() -> bool) -> bool {
+    /// Polls until `is_over`: the event has come, or another that cannot wait. `false`: it is time
+    /// to sleep. Whoever handles the event calls [`Patience::came`].
+    pub(crate) fn look(&mut self, mut is_over: impl FnMut() -> bool) -> bool {
         let began = Instant::now();
-        self.since = Some(began);
+        self.since.get_or_insert(began);
         let most = self.most();
         while !most.is_zero() {
-            if has_come() {
-                self.came();
+            if is_over() {
                 return true;
             }
             if began.elapsed() >= most {
@@ -87,9 +87,20 @@ mod tests {
         let mut patience = Patience { expected: Duration::from_micros(100), since: None };
         // It is seen however long the thread was off the processor.
         assert!(patience.look(|| true));
+        patience.came();
         assert_eq!(patience.since, None);
         assert!(!patience.look(|| false));
         assert!(patience.since.is_some());
         assert!(!Patience::default().look(|| panic!("it expects a long wait")));
+    }
+
+    #[test]
+    fn another_event_ends_a_look_and_not_the_wait() {
+        let mut patience = Patience { expected: Duration::from_micros(100), since: None };
+        assert!(patience.look(|| true));
+        let began = patience.since;
+        assert!(began.is_some());
+        assert!(patience.look(|| true));
+        assert_eq!(patience.since, began);
     }
 }

@@ -160,11 +160,16 @@ impl Worker {
 
     /// Resets the state after the queue was stopped, as it may come back as another. Requests that
     /// whose end the driver does not know are left in the queue as if never taken, and are done
-    /// then.
+    /// then. The driver is to kick the queue when it makes more available.
     pub(crate) fn stopped(&mut self) {
         if let Some(vring) = self.vring.take() {
             let undone = self.order.len() as u16;
             vring.set_queue_next_avail(vring.queue_next_avail().wrapping_sub(undone));
+            // A queue that was stopped while it was served has asked for no kicks. Its next server,
+            // which may be another program, may look at it only once it is kicked.
+            if self.table.is_some() {
+                let _ = vring.enable_notification();
+            }
         }
         self.first_number += self.order.len() as u64;
         self.order.clear();
@@ -181,32 +186,40 @@ impl Worker {
     }
 
     /// Does all there is to do, and what comes soon after. It waits for nothing but the observer
-    /// and the DMA.
-    pub(crate) fn serve(&mut self, vring: &VringMutex) {
+    /// and the DMA. `is_woken`: [`Worker::wake`] is readable.
+    pub(crate) fn serve(&mut self, vring: &VringMutex, mut is_woken: bool) {
         self.vring.get_or_insert_with(|| vring.clone());
         let end = Instant::now() + TURN;
         loop {
-            if self.round(vring) {
+            if self.round(vring, is_woken) {
                 // Do not go on at once: an event that ends this thread gets its turn.
                 return wake_up(&self.wake);
             }
             if !self.look(vring) || Instant::now() >= end {
+                if self.listen(vring) {
+                    wake_up(&self.wake);
+                }
                 return;
             }
+            is_woken = false;
         }
     }
 
     /// Handles what has come by now. Whether another round is needed at once.
-    fn round(&mut self, vring: &VringMutex) -> bool {
-        let mut count = [0; 8];
-        // If there is nothing to read, another event woke this thread.
-        let _ = rustix::io::read(&self.wake, &mut count);
+    fn round(&mut self, vring: &VringMutex, is_woken: bool) -> bool {
+        // Ends of transfers make it readable. If anybody else does so, it stays readable and wakes
+        // this thread again.
+        if is_woken || !self.jobs.is_empty() {
+            let mut count = [0; 8];
+            // If there is nothing to read, no transfer has ended.
+            let _ = rustix::io::read(&self.wake, &mut count);
+        }
         self.reap();
         if self.pause.is_over() {
             self.stalled = false;
             self.go_on_later();
         }
-        let more = self.take(vring);
+        self.take(vring);
         self.begin_waiting();
         if let Some(Err(error)) = self.ring.as_mut().map(Ring::submit) {
             tracing::error!("{}: io_uring: {error}", self.disk.image.path().display());
@@ -216,26 +229,26 @@ impl Worker {
         // buffers, the end of one wakes this thread.
         let was_exhausted = self.buffers.is_exhausted();
         self.buffers.teach(&self.disk);
-        more || (was_exhausted && !self.buffers.is_exhausted())
+        was_exhausted && !self.buffers.is_exhausted()
     }
 
-    /// Polls for a while for the disk to answer, or for the driver to make a request available.
+    /// Polls for a while for the disk to answer, or for the driver to make a request available. A
+    /// request that comes while the disk works begins at once: both can work on several.
     fn look(&mut self, vring: &VringMutex) -> bool {
+        let (may_take, memory) = (self.may_take(), self.memory.memory());
+        let is_asked = || may_take && has_more(vring, &memory);
         let [answer, question] = &mut self.patience;
         match &mut self.ring {
-            Some(ring) if !self.jobs.is_empty() => answer.look(|| ring.has_ended()),
-            // Rings that are not pinned may be non-resident.
-            _ if self.broken || self.table.is_none() || !self.waiting.is_empty() => false,
-            _ => {
-                let memory = self.memory.memory();
-                question.look(|| {
-                    let state = vring.get_ref();
-                    let queue = state.get_queue();
-                    let asked = queue.avail_idx(&*memory, Ordering::Acquire);
-                    queue.ready() && asked.is_ok_and(|asked| asked.0 != queue.next_avail())
-                })
-            }
+            Some(ring) if !self.jobs.is_empty() => answer.look(|| ring.has_ended() || is_asked()),
+            _ if !may_take => false,
+            _ => question.look(is_asked),
         }
+    }
+
+    /// Whether requests are taken if there are any. Rings that are not pinned may be non-resident.
+    fn may_take(&self) -> bool {
+        let has_room = |table: &Table| self.order.len() < usize::from(table.size);
+        !self.broken && self.waiting.is_empty() && self.table.as_ref().is_some_and(has_room)
     }
 
     fn wait_or_give_up(&mut self, fault: DmaFault) {
@@ -262,6 +275,14 @@ impl Worker {
         // They never end. Other queues may wait for their blocks.
         self.later.clear();
     }
+}
+
+/// Whether the driver has made requests available that were not taken. The rings are pinned.
+fn has_more(vring: &VringMutex, memory: &GuestMemoryMmap) -> bool {
+    let state = vring.get_ref();
+    let queue = state.get_queue();
+    let asked = queue.avail_idx(memory, Ordering::Acquire);
+    queue.ready() && asked.is_ok_and(|asked| asked.0 != queue.next_avail())
 }
 
 impl Drop for Worker {

@@ -58,7 +58,7 @@ impl Solo {
     /// Serves all available requests.
     pub fn serve(&mut self) {
         for _ in 0..ROUNDS_MAX {
-            self.worker.serve(&self.vring);
+            self.worker.serve(&self.vring, true);
             if self.worker.is_idle() {
                 return;
             }

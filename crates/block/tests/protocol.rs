@@ -1,19 +1,23 @@
 //! Front ends that connect, disconnect, and connect again.
 
 use std::fs;
+use std::hint;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Instant;
 
 use ebb_block::{
     Access, AllResident, Backend, Dma, DmaFault, Image, Nobody, Options, Segment, StartError,
 };
 use testkit::disk::{
-    FREE, IN, IOERR, OK, OUT, RINGS, Ring, connect, sealable_memory, shared_memory,
+    EVENT_IDX, FREE, IN, IOERR, OK, OUT, RINGS, Ring, connect, connect_without, sealable_memory,
+    shared_memory,
 };
 use testkit::front_end::{DEADLINE, FrontEnd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
@@ -249,6 +253,62 @@ fn a_stopped_queue_has_answered_all_that_it_took() {
     // The rest is left for the next front end.
     drop(front_end);
     connect(&bench.socket(), &ring, base).finish(&ring);
+}
+
+/// Whether the device asks to be told of the request that was made available last (virtio 1.2,
+/// section 2.7.10).
+fn is_kick_wanted(ring: &Ring, has_event_indices: bool) -> bool {
+    // The request must be visible before the driver looks.
+    fence(Ordering::SeqCst);
+    match has_event_indices {
+        true => {
+            let event = RINGS.used + 4 + 8 * u64::from(RINGS.size);
+            ring.get(event, 2) == ring.next.wrapping_sub(1).to_le_bytes()
+        }
+        false => ring.get(RINGS.used, 2) == [0, 0],
+    }
+}
+
+/// Requests come while the device polls, while it sleeps, and just when it stops polling.
+#[test]
+fn a_driver_that_kicks_only_where_it_is_asked_to_is_served() {
+    for has_event_indices in [false, true] {
+        let bench = Bench::new();
+        let mut ring = Ring::new(shared_memory(RAM_BYTES));
+        let without = if has_event_indices { 0 } else { EVENT_IDX };
+        let front_end = connect_without(without, &bench.socket(), &ring, 0);
+        for round in 0..3000 {
+            (0..round * 7919 % 6000).for_each(|_| hint::spin_loop());
+            let status = ring.prepare(IN, 0, &[], &[(FREE, 4096)]);
+            if is_kick_wanted(&ring, has_event_indices) {
+                front_end.kick();
+            }
+            let end = Instant::now() + DEADLINE;
+            while ring.used() != ring.next {
+                assert!(Instant::now() < end, "nobody has heard of request {round}");
+                thread::yield_now();
+            }
+            assert_eq!(ring.get(status, 1), [OK]);
+        }
+    }
+}
+
+/// Whoever serves it next may look at it only once it is kicked.
+#[test]
+fn a_stopped_queue_asks_to_be_kicked() {
+    let bench = Bench::new();
+    let mut ring = Ring::new(shared_memory(RAM_BYTES));
+    for _ in 0..50 {
+        let front_end = bench.connect(&ring);
+        for n in 0..8 {
+            ring.prepare(IN, n * 512, &[], &[(FREE, 4096)]);
+        }
+        front_end.kick();
+        front_end.stop();
+        assert!(is_kick_wanted(&ring, false));
+        drop(front_end);
+        bench.connect(&ring).finish(&ring);
+    }
 }
 
 #[test]

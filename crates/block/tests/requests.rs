@@ -8,7 +8,7 @@ use std::sync::Arc;
 use driver::*;
 use ebb_block::{Direction, Nobody};
 use ebb_units::Gfn;
-use testkit::disk::{DISCARD, FLUSH, FREE, GET_ID, IN, IOERR, OK, OUT, UNSUPP, WRITE_ZEROES};
+use testkit::disk::{DISCARD, FLUSH, FREE, GET_ID, IN, IOERR, OK, OUT, RINGS, UNSUPP, WRITE_ZEROES};
 use testkit::virtqueue::Piece;
 
 const IMAGE_BYTES: u64 = 1 << 20;
@@ -215,6 +215,22 @@ fn requests_end_in_the_order_in_which_they_came() {
     driver.serve();
     let order: Vec<u32> = (0..40).map(|slot| driver.used_at(slot).0).collect();
     assert!(order.windows(2).all(|pair| pair[0] < pair[1]), "{order:?}");
+}
+
+/// A driver tells of a request only if the device asks for that by the event index behind the used
+/// ring (virtio 1.2, section 2.7.10). Without that, a queue that is not served any more would never
+/// hear of the next request.
+#[test]
+fn a_queue_asks_to_hear_of_the_next_request() {
+    let (_file, mut driver) = plain();
+    let event = RINGS.used + 4 + 8 * u64::from(RINGS.size);
+    for count in 1..6 {
+        for _ in 0..count {
+            driver.prepare(IN, 0, &[], &[(FREE, 4096)]);
+        }
+        driver.serve();
+        assert_eq!(driver.get(event, 2), driver.next.to_le_bytes());
+    }
 }
 
 #[test]

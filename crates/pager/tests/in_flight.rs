@@ -72,6 +72,31 @@ fn a_device_that_asks_for_locked_frames_has_to_ask_again() {
     assert_eq!(frames.map(|gfn| guest.read(gfn)), frames.map(|gfn| page_of(gfn.0)));
 }
 
+/// Some frames of a run are in memory, one is evicted, and the VMM has punched two, as a balloon
+/// does.
+#[test]
+fn all_of_a_run_is_in_memory_once_it_is_pinned() {
+    require!(available());
+    let daemon = daemon();
+    let (pager, guest) = (&*daemon.pager, daemon.machine.guest());
+    let (run, evicted, punched) = (FrameRange::new(Gfn(5), 6), Gfn(8), FrameRange::new(Gfn(9), 2));
+    run.frames().for_each(|gfn| guest.write(gfn, &page_of(gfn.0)));
+    let evict = |gfn| pager.evictor().evict(&[gfn], &NothingKnown).unwrap().frames();
+    assert_eq!(evict(evicted), 1);
+    guest.punch(punched).unwrap();
+    let holes = || {
+        let is_hole = |gfn: &Gfn| pager.ram().is_hole(FrameRange::new(*gfn, 1)).unwrap();
+        run.frames().filter(is_hole).count()
+    };
+    assert_eq!(holes(), 3);
+    pager.devices().pin_soon(run, false).unwrap();
+    assert_eq!((holes(), run.frames().map(evict).sum::<u64>()), (0, 0));
+    pager.devices().unpin(run);
+    let there = |gfn: Gfn| if punched.contains(gfn) { page_of(0) } else { page_of(gfn.0) };
+    assert!(run.frames().all(|gfn| guest.read(gfn) == there(gfn)));
+    assert_eq!(evict(evicted), 1);
+}
+
 /// A device that writes past the protection: its requests for odd frames end just when the pager
 /// asks for them, those for even frames have not ended yet.
 struct Device<'a> {

@@ -10,12 +10,12 @@ use ebb_vhost::{Access, DmaFault, Segment};
 ///
 /// # Errors
 /// A frame cannot be pinned, or not now ([`ebb_pager::DeviceAccess::pin_soon`]). Nothing is pinned
-/// then.
+/// then. The address is that of the first frame of its run.
 pub(crate) fn pin(pager: &Pager, segments: &[Segment], access: Access) -> Result<(), DmaFault> {
-    let pieces: Vec<_> = segments.iter().flat_map(|segment| pieces(*segment, access)).collect();
-    for (index, &(frames, replace)) in pieces.iter().enumerate() {
+    let runs = runs(segments, access);
+    for (index, &(frames, replace)) in runs.iter().enumerate() {
         if let Err(error) = pager.devices().pin_soon(frames, replace) {
-            pieces[..index].iter().for_each(|(frames, _)| pager.devices().unpin(*frames));
+            runs[..index].iter().for_each(|(frames, _)| pager.devices().unpin(*frames));
             let gpa = frames.start.gpa();
             return Err(match error.kind() {
                 io::ErrorKind::PermissionDenied => DmaFault::Forbidden(gpa),
@@ -44,13 +44,26 @@ pub(crate) fn frames_of(segment: Segment) -> FrameRange {
     FrameRange::new(Gfn(first), end.div_ceil(FRAME_BYTES) - first)
 }
 
-/// A segment's frames; `true`: the segment covers them whole, and they are overwritten.
-fn pieces(segment: Segment, access: Access) -> impl Iterator<Item = (FrameRange, bool)> {
+/// The frames of a request, in runs that are pinned by one call each. A frame that several segments
+/// touch is there for each of them. `true`: a segment covers the frames whole, and they are
+/// overwritten.
+fn runs(segments: &[Segment], access: Access) -> Vec<(FrameRange, bool)> {
+    let mut runs: Vec<(FrameRange, bool)> = Vec::new();
+    for (gfn, replace) in segments.iter().flat_map(|segment| frames(*segment, access)) {
+        match runs.last_mut() {
+            Some((run, same)) if *same == replace && run.end() == gfn => run.count += 1,
+            _ => runs.push((FrameRange::new(gfn, 1), replace)),
+        }
+    }
+    runs
+}
+
+/// A segment's frames; `true`: the segment covers the frame whole, and it is overwritten.
+fn frames(segment: Segment, access: Access) -> impl Iterator<Item = (Gfn, bool)> {
     let (start, end) = (segment.gpa.0, segment.gpa.0 + u64::from(segment.bytes));
     let is_whole = move |gfn: Gfn| gfn.gpa().0 >= start && gfn.gpa().0 + FRAME_BYTES <= end;
-    frames_of(segment)
-        .frames()
-        .map(move |gfn| (FrameRange::new(gfn, 1), access == Access::Replace && is_whole(gfn)))
+    let replace = move |gfn| access == Access::Replace && is_whole(gfn);
+    frames_of(segment).frames().map(move |gfn| (gfn, replace(gfn)))
 }
 
 #[cfg(test)]
@@ -58,13 +71,33 @@ mod tests {
     use super::*;
     use ebb_units::Gpa;
 
+    fn segment(gpa: u64, bytes: u32) -> Segment {
+        Segment { gpa: Gpa(gpa), bytes }
+    }
+
+    /// A run's first frame, its length, and whether it is replaced.
+    fn of(segments: &[Segment], access: Access) -> Vec<(u64, u64, bool)> {
+        let all = runs(segments, access).into_iter();
+        all.map(|(frames, replace)| (frames.start.0, frames.count, replace)).collect()
+    }
+
     #[test]
     fn only_frames_covered_as_a_whole_are_replaced() {
-        let segment = Segment { gpa: Gpa(0x1800), bytes: 0x2000 };
-        let all = |access| -> Vec<(u64, bool)> {
-            pieces(segment, access).map(|(frames, replace)| (frames.start.0, replace)).collect()
-        };
-        assert_eq!(all(Access::Replace), [(1, false), (2, true), (3, false)]);
-        assert_eq!(all(Access::Keep), [(1, false), (2, false), (3, false)]);
+        let segment = [segment(0x1800, 0x3000)];
+        let replaced = [(1, 1, false), (2, 2, true), (4, 1, false)];
+        assert_eq!(of(&segment, Access::Replace), replaced);
+        assert_eq!(of(&segment, Access::Keep), [(1, 4, false)]);
+    }
+
+    #[test]
+    fn frames_in_a_row_are_one_run_and_shared_ones_are_counted() {
+        let list = [(0x1000, 0x1000), (0x2000, 0x2000), (0x8000, 0x1000), (0x6000, 8), (0x6008, 8)];
+        let all = list.map(|(gpa, bytes)| segment(gpa, bytes));
+        let runs = |replace| [(1, 3, replace), (8, 1, replace), (6, 1, false), (6, 1, false)];
+        assert_eq!(of(&all, Access::Replace), runs(true));
+        assert_eq!(of(&all, Access::Keep), runs(false));
+        // As many as are unpinned.
+        let unpinned: u64 = all.iter().map(|segment| frames_of(*segment).count).sum();
+        assert_eq!(unpinned, 6);
     }
 }

@@ -73,18 +73,26 @@ impl Ring {
         !self.ring.completion().is_empty()
     }
 
-    /// Submits to the kernel all transfers that were begun.
+    /// Submits to the kernel all transfers that were begun. Without any, it makes no system call.
     ///
     /// # Errors
     /// As io_uring_enter(2). The next call submits them.
     pub fn submit(&mut self) -> io::Result<()> {
         loop {
             let all = self.push_queued();
-            self.enter(0)?;
+            if self.needs_kernel() {
+                self.enter(0)?;
+            }
             if all {
                 return Ok(());
             }
         }
+    }
+
+    /// Whether the kernel has entries to take, or ends to hand out that the ring had no room for.
+    fn needs_kernel(&mut self) -> bool {
+        let queue = self.ring.submission();
+        !queue.is_empty() || queue.cq_overflow()
     }
 
     /// Queues entries for submission. `false`: there is no room for all before some are submitted.
@@ -226,6 +234,21 @@ mod tests {
         let mut read = [0; 4096];
         std::os::unix::fs::FileExt::read_exact_at(&*file, &mut read, 49 * 4096).unwrap();
         assert_eq!(read, [49; 4096]);
+    }
+
+    #[test]
+    fn the_kernel_is_called_only_if_there_is_something_for_it() {
+        let Some(mut ring) = ring(4) else { return };
+        assert!(!ring.needs_kernel());
+        ring.submit().unwrap();
+        ring.begin(0, Transfer::sync(Arc::new(tempfile::tempfile().unwrap())));
+        assert!(ring.push_queued());
+        assert!(ring.needs_kernel());
+        ring.submit().unwrap();
+        assert!(!ring.needs_kernel());
+        let mut ended = 0;
+        ring.drain(|done| ended += u32::from(done.result.is_ok())).unwrap();
+        assert_eq!(ended, 1);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use ebb_units::Gpa;
 use thiserror::Error;
 use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 
-use crate::dma::{Access, DmaFault, Segment};
+use crate::dma::{DmaFault, Segment};
 use crate::guest::Guest;
 
 /// Most descriptors of a queue, and so of a chain.
@@ -49,16 +49,19 @@ struct Descriptor {
 }
 
 /// Walks the chain that begins at `head` of a table of `size` descriptors, which must be pinned.
+/// An indirect table is read as a whole, once: it is pinned once, not once for each descriptor.
 /// Virtio 1.2, section 2.7.5.
 ///
 /// # Errors
 /// The chain is not valid.
 pub fn walk(guest: &Guest, table: Gpa, size: u16, head: u16) -> Result<Chain, Malformed> {
-    let (mut table, mut size, mut index) = (table, u32::from(size), u32::from(head));
-    let mut indirect = None;
-    let mut chain = Chain::default();
+    let (mut index, mut chain) = (u32::from(head), Chain::default());
+    let mut indirect: Option<Vec<u8>> = None;
     for _ in 0..=DESCRIPTORS_MAX {
-        let descriptor = read(guest, table, size, index)?;
+        let descriptor = match &indirect {
+            None => read(guest, table, size.into(), index)?,
+            Some(copy) => entry(copy, index)?,
+        };
         let has = |flag: u32| descriptor.flags & flag != 0;
         let segment = Segment { gpa: descriptor.gpa, bytes: descriptor.bytes };
         if has(VRING_DESC_F_INDIRECT) {
@@ -67,8 +70,9 @@ pub fn walk(guest: &Guest, table: Gpa, size: u16, head: u16) -> Result<Chain, Ma
             if indirect.is_some() || has(VRING_DESC_F_NEXT) || !whole || count > DESCRIPTORS_MAX {
                 return Err(Malformed::Indirect);
             }
-            indirect = Some(guest.pin(vec![segment], Access::Keep)?);
-            (table, size, index) = (descriptor.gpa, count, 0);
+            let mut copy = vec![0; descriptor.bytes as usize];
+            guest.read(vec![segment], &mut copy)?;
+            (indirect, index) = (Some(copy), 0);
             continue;
         }
         chain.add(segment, has(VRING_DESC_F_WRITE))?;
@@ -80,17 +84,29 @@ pub fn walk(guest: &Guest, table: Gpa, size: u16, head: u16) -> Result<Chain, Ma
     Err(Malformed::Length)
 }
 
+/// Reads a descriptor of a table in guest memory.
 fn read(guest: &Guest, table: Gpa, size: u32, index: u32) -> Result<Descriptor, Malformed> {
     let offset = u64::from(index) * u64::from(DESCRIPTOR_BYTES);
     let at = table.checked_add(offset).filter(|_| index < size).ok_or(Malformed::Index)?;
-    let bytes: [u8; DESCRIPTOR_BYTES as usize] = guest.read_array(at)?;
-    let word = u128::from_le_bytes(bytes);
-    Ok(Descriptor {
-        gpa: Gpa(word as u64),
-        bytes: (word >> 64) as u32,
-        flags: u32::from((word >> 96) as u16),
-        next: (word >> 112) as u16,
-    })
+    Ok(Descriptor::new(guest.read_array(at)?))
+}
+
+/// Returns a descriptor of a table that was read.
+fn entry(table: &[u8], index: u32) -> Result<Descriptor, Malformed> {
+    let (entries, _) = table.as_chunks::<{ DESCRIPTOR_BYTES as usize }>();
+    entries.get(index as usize).map(|bytes| Descriptor::new(*bytes)).ok_or(Malformed::Index)
+}
+
+impl Descriptor {
+    fn new(bytes: [u8; DESCRIPTOR_BYTES as usize]) -> Descriptor {
+        let word = u128::from_le_bytes(bytes);
+        Descriptor {
+            gpa: Gpa(word as u64),
+            bytes: (word >> 64) as u32,
+            flags: u32::from((word >> 96) as u16),
+            next: (word >> 112) as u16,
+        }
+    }
 }
 
 impl Chain {
@@ -108,8 +124,9 @@ impl Chain {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dma::AllResident;
+    use crate::dma::{Access, AllResident, Dma};
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
     use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
     const NEXT: u16 = VRING_DESC_F_NEXT as u16;
@@ -119,8 +136,25 @@ mod tests {
     /// A descriptor: address, bytes, flags, next.
     type Entry = (u64, u32, u16, u16);
 
+    /// Memory that is always resident, and the number of pins.
+    #[derive(Default)]
+    struct Counting(AtomicU32);
+
+    impl Dma for Counting {
+        fn pin(&self, _: &[Segment], _: Access) -> Result<(), DmaFault> {
+            self.0.fetch_add(1, Relaxed);
+            Ok(())
+        }
+
+        fn unpin(&self, _: &[Segment]) {}
+    }
+
     /// Makes a guest with tables at these addresses.
     fn guest(tables: &[(u64, &[Entry])]) -> Guest {
+        guest_by(tables, Arc::new(AllResident))
+    }
+
+    fn guest_by(tables: &[(u64, &[Entry])], dma: Arc<dyn Dma>) -> Guest {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
         for (start, table) in tables {
             for (index, &(gpa, bytes, flags, next)) in (0..).zip(*table) {
@@ -131,7 +165,7 @@ mod tests {
                 memory.write_obj(word.to_le_bytes(), GuestAddress(start + index * 16)).unwrap();
             }
         }
-        Guest::new(Arc::new(memory), Arc::new(AllResident), Arc::default())
+        Guest::new(Arc::new(memory), dma, Arc::default())
     }
 
     fn segments(list: &[(u64, u32)]) -> Vec<Segment> {
@@ -154,6 +188,21 @@ mod tests {
         let guest = guest(&[(0x1000, &head), (0x2000, &table)]);
         let chain = walk(&guest, Gpa(0x1000), 1, 0).unwrap();
         assert_eq!(chain.writable, segments(&[(0x300, 1)]));
+    }
+
+    #[test]
+    fn an_indirect_table_is_pinned_once() {
+        let piece = |next: u16| (0x1000 * u64::from(next), 0x1000, NEXT | WRITE, next);
+        let mut table: Vec<Entry> = vec![(0x100, 16, NEXT, 1)];
+        table.extend((2..34).map(piece));
+        table.push((0x300, 1, WRITE, 0));
+        let head = [(0x2000, 16 * table.len() as u32, INDIRECT, 0)];
+        let dma = Arc::new(Counting::default());
+        let guest = guest_by(&[(0x1000, &head), (0x2000, &table[..])], dma.clone());
+        let chain = walk(&guest, Gpa(0x1000), 1, 0).unwrap();
+        assert_eq!((chain.readable.len(), chain.writable.len()), (1, 33));
+        // One pin is the head's.
+        assert_eq!(dma.0.load(Relaxed), 2);
     }
 
     #[test]

@@ -9,26 +9,26 @@ use vm_memory::GuestAddressSpace;
 use super::{Slot, Table, Waiting, Worker};
 
 impl Worker {
-    /// Takes requests from the available ring. Whether more were made available meanwhile.
-    pub(super) fn take(&mut self, vring: &VringMutex) -> bool {
+    /// Takes requests from the available ring. The driver does not tell of further ones until
+    /// [`Worker::listen`]: while the queue is served, that would only cost it time.
+    pub(super) fn take(&mut self, vring: &VringMutex) {
         let mut state = vring.get_mut();
         if self.broken || !state.get_queue().ready() {
-            return false;
+            return;
         }
         let memory = self.memory.memory();
         let queue = state.get_queue_mut();
         if self.table.is_none() && (self.stalled || !self.pin_rings(queue)) {
-            return false;
+            return;
         }
         let room = usize::from(queue.size()).saturating_sub(self.order.len());
         // Requests that wait are woken when another ends. No room means that the driver made more
         // available than the queue has room for.
         if room == 0 || !self.waiting.is_empty() {
-            return false;
+            return;
         }
         if queue.disable_notification(&*memory).is_err() {
-            self.give_up("its used ring is in no memory");
-            return false;
+            return self.give_up("its used ring is in no memory");
         }
         match queue.iter(memory.clone()) {
             Ok(chains) => {
@@ -42,12 +42,20 @@ impl Worker {
                     self.patience[1].came();
                 }
             }
-            Err(error) => {
-                self.give_up(&error.to_string());
-                return false;
-            }
+            Err(error) => self.give_up(&error.to_string()),
         }
-        queue.enable_notification(&*memory).unwrap_or(false)
+    }
+
+    /// Has the driver tell of the requests that it makes available from now on. Whether there are
+    /// some already. Where none are taken now, the queue is served again once they can be.
+    pub(super) fn listen(&self, vring: &VringMutex) -> bool {
+        if !self.may_take() {
+            return false;
+        }
+        let memory = self.memory.memory();
+        let mut state = vring.get_mut();
+        let queue = state.get_queue_mut();
+        queue.ready() && queue.enable_notification(&*memory).unwrap_or(false)
     }
 
     fn pin_rings(&mut self, queue: &impl QueueT) -> bool {

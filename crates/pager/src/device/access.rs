@@ -94,11 +94,13 @@ impl DeviceAccess {
         for part in frames.by_huge() {
             // A huge frame whose single word says that all of it is resident has no evicted part.
             let huge = part.start.huge();
-            let whole =
-                self.folios.grain_of(huge) == Grain::Huge && !self.frames.ledger().is_split(huge);
-            let Some(part) = self.frames.ram().clip(part).filter(|_| !whole) else { continue };
-            if !self.frames.ram().is_full(part)? {
-                part.frames().try_for_each(fill)?;
+            if self.folios.grain_of(huge) == Grain::Huge && !self.frames.ledger().is_split(huge) {
+                continue;
+            }
+            for part in self.frames.ram().parts(part) {
+                if !self.frames.ram().is_full(part)? {
+                    part.frames().try_for_each(fill)?;
+                }
             }
         }
         Ok(())
