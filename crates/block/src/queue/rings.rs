@@ -12,7 +12,8 @@ impl Worker {
     /// Takes requests from the available ring. Whether more were made available meanwhile.
     pub(super) fn take(&mut self, vring: &VringMutex) -> bool {
         let mut state = vring.get_mut();
-        if self.broken || !state.get_queue().ready() {
+        // Not each event that wakes this thread comes from a front end that has enabled the queue.
+        if self.broken || !state.get_queue().ready() || !state.is_enabled() {
             return false;
         }
         let memory = self.memory.memory();
