@@ -52,6 +52,7 @@ impl Solo {
         vring.set_queue_info(rings.descriptors, rings.available, rings.used).map_err(failed)?;
         vring.set_queue_event_idx(true);
         vring.set_queue_ready(true);
+        vring.set_enabled(true);
         Ok(Solo { disk, worker, vring })
     }
 

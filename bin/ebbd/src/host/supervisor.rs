@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use axum::body::Bytes;
 use axum::http::{Method, StatusCode};
 use ebb_api::{VmChange, VmName};
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::apart::{apart, apart_or_log};
@@ -131,14 +132,16 @@ impl Supervisor {
         };
         // The service does not end because the record cannot be read now.
         let listing = self.listing().ok().flatten();
-        let following = listing.map(|listing| {
+        // Aborts its task when it is dropped, also by a panic.
+        let mut following = JoinSet::new();
+        if let Some(listing) = listing {
             let what = format!("{}: whoever reads its figures", self.name);
             let (daemon, directory) = (self.daemon.clone(), self.directory.clone());
             let make = move || follow(daemon.clone(), directory.clone(), Arc::clone(&listing));
-            tokio::spawn(lasting(what, make))
-        });
+            following.spawn(lasting(what, make));
+        }
         let how = process.ended(&self.name).await;
-        following.into_iter().for_each(|task| task.abort());
+        drop(following);
         Ok(match Record::load(&self.directory)? {
             None => Served::Ended,
             Some(_) => Served::Died(last_words::take(&self.directory).unwrap_or(how)),

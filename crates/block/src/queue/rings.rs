@@ -13,7 +13,8 @@ impl Worker {
     /// [`Worker::listen`]: while the queue is served, that would only cost it time.
     pub(super) fn take(&mut self, vring: &VringMutex) {
         let mut state = vring.get_mut();
-        if self.broken || !state.get_queue().ready() {
+        // Not each event that wakes this thread comes from a front end that has enabled the queue.
+        if self.broken || !state.get_queue().ready() || !state.is_enabled() {
             return;
         }
         let memory = self.memory.memory();
