@@ -282,7 +282,8 @@ fn has_more(vring: &VringMutex, memory: &GuestMemoryMmap) -> bool {
     let state = vring.get_ref();
     let queue = state.get_queue();
     let asked = queue.avail_idx(memory, Ordering::Acquire);
-    queue.ready() && asked.is_ok_and(|asked| asked.0 != queue.next_avail())
+    let serves = state.is_enabled() && queue.ready();
+    serves && asked.is_ok_and(|asked| asked.0 != queue.next_avail())
 }
 
 impl Drop for Worker {

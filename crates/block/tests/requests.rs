@@ -8,7 +8,9 @@ use std::sync::Arc;
 use driver::*;
 use ebb_block::{Direction, Nobody};
 use ebb_units::Gfn;
-use testkit::disk::{DISCARD, FLUSH, FREE, GET_ID, IN, IOERR, OK, OUT, RINGS, UNSUPP, WRITE_ZEROES};
+use testkit::disk::{
+    DISCARD, FLUSH, FREE, GET_ID, IN, IOERR, OK, OUT, RINGS, UNSUPP, WRITE_ZEROES,
+};
 use testkit::virtqueue::Piece;
 
 const IMAGE_BYTES: u64 = 1 << 20;

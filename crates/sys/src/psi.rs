@@ -114,10 +114,8 @@ impl Trigger {
     /// # Errors
     /// Those of poll(2). `BrokenPipe`: the kernel has ended the trigger.
     pub fn wait(&self, end: BorrowedFd<'_>) -> io::Result<bool> {
-        let mut events = [
-            PollFd::new(&self.file, PollFlags::PRI),
-            PollFd::from_borrowed_fd(end, PollFlags::IN),
-        ];
+        let mut events =
+            [PollFd::new(&self.file, PollFlags::PRI), PollFd::from_borrowed_fd(end, PollFlags::IN)];
         retry_on_intr(|| poll(&mut events, None))?;
         let [fired, ended] = events.map(|event| event.revents());
         match fired.contains(PollFlags::ERR) {

@@ -2,12 +2,14 @@
 
 use ebb_api::MayTake;
 use serde_json::json;
-use vmtest::nested::{CARD_ADDRESS, INNER_KERNEL, NVME_ADDRESS, with_iommu, with_iommu_and_network};
+use vmtest::nested::{
+    CARD_ADDRESS, INNER_KERNEL, NVME_ADDRESS, with_iommu, with_iommu_and_network,
+};
 use vmtest::{Host, Vm, until, until_fits};
 
 use crate::{
-    DISK, FREED, USED, behind_port, dma_faults, free_and_use, guest, network, pass_on, reclaim, run,
-    wait_disk, wait_held,
+    DISK, FREED, USED, behind_port, dma_faults, free_and_use, guest, network, pass_on, reclaim,
+    run, wait_disk, wait_held,
 };
 
 /// Has QEMU unplug the device, and waits until it has.

@@ -1,6 +1,8 @@
 //! Made-up figures for tests.
 
-use ebb_api::{FaultSpread, MemoryParts, PilotMode, PilotStage, State, Top, TopHost, TopVm, VmClass};
+use ebb_api::{
+    FaultSpread, MemoryParts, PilotMode, PilotStage, State, Top, TopHost, TopVm, VmClass,
+};
 
 pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;

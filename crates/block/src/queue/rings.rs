@@ -55,8 +55,9 @@ impl Worker {
         }
         let memory = self.memory.memory();
         let mut state = vring.get_mut();
+        let enabled = state.is_enabled();
         let queue = state.get_queue_mut();
-        queue.ready() && queue.enable_notification(&*memory).unwrap_or(false)
+        enabled && queue.ready() && queue.enable_notification(&*memory).unwrap_or(false)
     }
 
     fn pin_rings(&mut self, queue: &impl QueueT) -> bool {

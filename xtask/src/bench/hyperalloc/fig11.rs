@@ -72,9 +72,8 @@ pub fn run(session: &Session) -> anyhow::Result<Report> {
     for ((keepers, count), case) in CASES.into_iter().zip(["compiles", "others"]) {
         let count = if session.identity.quick { 1 } else { count };
         let sides = (keepers, |keeper: Keeper| keeper.name().to_owned());
-        let taken = blocks.take(&mut report, case, sides, count, |keeper| {
-            one(keeper, image.image(), &scale)
-        })?;
+        let taken = blocks
+            .take(&mut report, case, sides, count, |keeper| one(keeper, image.image(), &scale))?;
         all.push(taken);
     }
     rows(&mut report, &all);

@@ -3,7 +3,9 @@
 use std::io;
 use std::sync::Arc;
 
-use ebb_api::{ErrorCode, FaultSpread, HISTORY_LONG_STEP_S, HISTORY_S, History, MemoryParts, TopVm};
+use ebb_api::{
+    ErrorCode, FaultSpread, HISTORY_LONG_STEP_S, HISTORY_S, History, MemoryParts, TopVm,
+};
 use redb::StorageBackend;
 
 use super::tell::Points;
