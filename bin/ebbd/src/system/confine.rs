@@ -393,7 +393,7 @@ mod tests {
     fn a_tap_is_of_the_user_that_qemu_is() {
         let identity = Some(Identity { user: User::PerProcess(USERS.start), groups: Vec::new() });
         let (group, lacks) = (Group::default(), Vec::new());
-        let plan = Plan { identity, sandbox: false, group, lacks };
+        let plan = Plan { identity, sandbox: false, group, lacks, lockable_bytes: 0 };
         for (words, remedy) in [
             ("could not open /dev/net/tun: Permission denied", "0666"),
             ("Could not open '/dev/net/tun': Permission denied", "0666"),
