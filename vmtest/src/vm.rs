@@ -334,12 +334,14 @@ impl Drop for Vm {
     fn drop(&mut self) {
         let complaints = self.complaints();
         if thread::panicking() {
+            // One after the other: each locks the console.
+            let tail = self.console().tail();
+            let words = self.console().words_of_vmm();
             eprintln!(
-                "{}: {}\n--- end of ebbd's log ---\n{}\n--- end of what QEMU said ---\n{}\n---",
+                "{}: {tail}\n--- end of ebbd's log ---\n{}\n--- end of what QEMU said ---\n{}\n---",
                 self.name,
-                self.console().tail(),
                 last_lines(&self.host.log()),
-                last_lines(&self.console().words_of_vmm()),
+                last_lines(&words),
             );
         }
         self.kill();
