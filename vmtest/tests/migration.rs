@@ -37,7 +37,7 @@ fn scattered(host: &Host) -> Vm {
 }
 
 fn reclaim_freed(vm: &Vm) {
-    vm.guest("fill freed 50M");
+    vm.guest("fill freed 150M");
     vm.guest("free freed");
     let report = vm.reclaim();
     assert!(report.bytes > 0, "{report:?}");
