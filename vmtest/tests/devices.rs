@@ -230,12 +230,13 @@ fn a_vm_whose_memory_must_stay_is_refused() {
     assert!(!host.run_directory().join("vms/a").exists());
 }
 
-/// It is refused for its object alone: QEMU opens `/dev/iommu` once a device uses it, and this host
-/// may have none.
+/// It is refused for its object alone. QEMU opens `/dev/iommu` for that, which needs a kernel with
+/// `CONFIG_IOMMUFD`.
 #[test]
 fn a_vm_with_iommufd_is_refused_with_what_to_do() {
     let qemu = assets::qemu11();
     require!(qemu.as_ref().map_err(Clone::clone).map(drop));
+    require!(fs::metadata("/dev/iommu").map_err(|error| format!("/dev/iommu: {error}")));
     let host = Host::new();
     let programs = assets::for_all_users(&qemu.expect("it is there"));
     host.set("EBB_QEMU", programs.join("qemu-system-x86_64"));

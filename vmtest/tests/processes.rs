@@ -183,8 +183,10 @@ fn a_panic_ends_a_process_whose_worker_loops() {
     let host = Host::new();
     let vm = host.run(small().memory("512M").mode("strict"));
     vm.guest("fill kept 60M");
-    // The second failure comes while the guest takes memory, which it does not do before.
-    host.set("EBB_FAIL", format!("{0}:spin:1,{0}:map:60", vm.name()));
+    vm.wait_trusted();
+    vm.reclaim();
+    // The second failure comes while the guest takes reclaimed memory, of which it takes little before.
+    host.set("EBB_FAIL", format!("{0}:spin:1,{0}:map:20", vm.name()));
     host.kill9();
     host.start();
     let process = server(&host, &vm);
