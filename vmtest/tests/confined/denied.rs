@@ -46,7 +46,7 @@ fn a_drive_that_qemu_may_not_open_is_reported_with_advice() {
     for part in ["secret.img", "Permission denied", "--disk", "--user", "--privileged"] {
         assert!(why.contains(part), "{why}");
     }
-    let why = host.ebb("run --name a --memory 64M -- -incoming exec:true").refused();
+    let why = host.ebb("run --name a --memory 64M -- -netdev bridge,id=n").refused();
     assert!(why.contains("-sandbox") && why.contains("--privileged"), "{why}");
     let why = host.ebb(&format!("{line} --user nobody-at-all -- {drive}")).refused();
     assert!(why.contains("/etc/passwd"), "{why}");
