@@ -47,7 +47,7 @@ fn a_drive_that_qemu_may_not_open_is_reported_with_advice() {
         assert!(why.contains(part), "{why}");
     }
     let why = host.ebb("run --name a --memory 64M -- -netdev bridge,id=n").refused();
-    assert!(why.contains("-sandbox") && why.contains("--privileged"), "{why}");
+    assert!(why.contains("filter of system calls") && why.contains("--privileged"), "{why}");
     let why = host.ebb(&format!("{line} --user nobody-at-all -- {drive}")).refused();
     assert!(why.contains("/etc/passwd"), "{why}");
     // Root's own file needs no capability.
